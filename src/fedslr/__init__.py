@@ -1,0 +1,46 @@
+"""Personalized federated learning: a low-rank global model plus a sparse personal part for every client.
+
+federation = fedslr.load("digits", clients=20, split="dirichlet", alpha=0.1, seed=0)
+result = fedslr.run(fedslr.FedSLR(), federation, model="cnn", rounds=30, clients_per_round=5)
+result.summary, result.global_params, result.personal_model(3)
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from fedslr.algorithms import ALGORITHMS, FedAvg, FedDyn, FedSLR
+from fedslr.api import Result, run
+from fedslr.config import Settings
+from fedslr.data import ClientData, Federation, load
+from fedslr.errors import CheckpointError, FedslrError, Interrupted, WireError
+from fedslr.types import Algorithm, Batch, LocalData, Params, Payload, Round, Task
+
+try:
+    __version__ = version("fedslr")
+except PackageNotFoundError:  # run from a source tree
+    __version__ = "0+source"
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Batch",
+    "CheckpointError",
+    "ClientData",
+    "FedAvg",
+    "FedDyn",
+    "FedSLR",
+    "Federation",
+    "FedslrError",
+    "Interrupted",
+    "LocalData",
+    "Params",
+    "Payload",
+    "Result",
+    "Round",
+    "Settings",
+    "Task",
+    "WireError",
+    "load",
+    "run",
+]

@@ -1,0 +1,3 @@
+from fedslr.cli import main
+
+main()

@@ -1,0 +1,175 @@
+"""`run`: a method, a federation and a model in; a trained result out."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedslr import schema
+from fedslr.config import DTYPES, Settings, difference, dump
+from fedslr.data.federation import Federation
+from fedslr.engine.rounds import Simulation
+from fedslr.errors import FedslrError, Interrupted
+from fedslr.record import Record, RunFolder, read_records
+from fedslr.report import write_report
+from fedslr.types import Algorithm, Loss, Params
+
+
+class Result:
+    """What a run leaves: its figures, its models and, if one was asked for, its folder."""
+
+    def __init__(self, simulation: Simulation, records: list[dict[str, Any]]) -> None:
+        self._simulation = simulation
+        self.records = records
+        self.summary = summarize(simulation, records)
+        self.out = simulation.folder.path if simulation.folder else None
+
+    @property
+    def global_params(self) -> Params:
+        """The global model in full; for methods without one, the part the server holds."""
+        shared = self._simulation.algorithm.global_model(self._simulation.server)
+        return dict(shared if shared is not None else self._simulation.payload)
+
+    def personal_params(self, client: int) -> dict[str, Tensor]:
+        """The parameters of one client's personal model."""
+        known = self._simulation.num_clients
+        if not 0 <= client < known:
+            raise FedslrError(f"client: got {client}, expected 0 to {known - 1}")
+        return self._simulation.personal_params(client)
+
+    def personal_model(self, client: int) -> nn.Module:
+        """One client's personal model, ready to use."""
+        return self._filled(self.personal_params(client))
+
+    def global_model(self) -> nn.Module:
+        """The global model, ready to use."""
+        return self._filled(self.global_params)
+
+    def _filled(self, params: Params) -> nn.Module:
+        model = copy.deepcopy(self._simulation.task.model)
+        model.load_state_dict(params, strict=False)
+        return model.eval()
+
+
+def summarize(simulation: Simulation, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of a finished run, as summary.json has them."""
+    last = records[-1]
+    numbers = sum(r["numbers_down"] + r["numbers_up"] for r in records)
+    return {
+        "algorithm": simulation.algorithm.name,
+        "dataset": simulation.federation.name,
+        "clients": simulation.num_clients,
+        "rounds": simulation.done,
+        "seed": simulation.settings.seed,
+        "accuracy": {"global": last.get("accuracy_global"), "personal": last.get("accuracy_personal")},
+        "parameters": simulation.sizes().summary(),
+        "rank": last["rank"],
+        "bytes": {"down": sum(r["bytes_down"] for r in records), "up": sum(r["bytes_up"] for r in records)},
+        "paper_gb": numbers * 4 / 1e9,
+        "seconds": {k: round(v, 6) for k, v in simulation.seconds.items()},
+    }
+
+
+def run(
+    algorithm: Algorithm[Any, Any],
+    federation: Federation,
+    model: str | nn.Module = "cnn",
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    loss: Loss = cross_entropy,
+    on_round: Callable[[Record], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    warn: Callable[[str], None] | None = None,
+    config: str | None = None,
+    **settings: Any,
+) -> Result:
+    """Train a federation and return its models and figures.
+
+    A model is a name or an `nn.Module`, whose own weights are the starting point. `settings` are the fields of
+    `fedslr.Settings`: rounds, clients_per_round, batch_size, epochs, personal_epochs, lr, lr_decay, weight_decay, seed,
+    device, dtype, store, diagnostics, evaluate_every, checkpoint_every. With `out` the run is written to a folder and
+    can be resumed; `on_round` sees every finished round; when `should_stop` says so, the run saves and raises
+    `Interrupted`.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
+    if not isinstance(federation, Federation):
+        raise FedslrError("federation: expected what fedslr.load or Federation.from_arrays gives")
+    checked = schema.build(Settings, _plain(settings))
+    tell = warn or (lambda text: warnings.warn(text, stacklevel=3))
+    text = config or dump(checked, algorithm, _data_table(federation), {"name": _model_name(model)})
+    checked.cohort_size(len(federation.clients))
+    folder = None if out is None else open_folder(Path(out), resume, text)
+    try:
+        simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell)
+        if resume:
+            simulation.resume()
+        else:
+            simulation.begin()
+        records = read_records(folder.path) if folder else []
+        if folder is not None:
+            folder.write_config(text)
+        for record in simulation.rounds():
+            records.append(asdict(record))
+            if on_round is not None:
+                on_round(record)
+            if should_stop() and simulation.done < checked.rounds:
+                simulation.save()
+                raise Interrupted(f"stopped after round {simulation.done} of {checked.rounds}")
+        result = Result(simulation, records)
+        if folder is not None:
+            folder.write_summary(result.summary)
+            write_report(folder.path, result.summary, records, text)
+        return result
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+def open_folder(path: Path, resume: bool, config: str) -> RunFolder:
+    """The run folder, refused where it holds another run, or this one without having been asked to go on."""
+    kept = path / "config.toml"
+    if kept.exists() and not resume:
+        raise FedslrError(f"out: {path} already holds a run; resume it with --resume, or choose another folder")
+    if resume and not path.exists():
+        raise FedslrError(f"resume: {path} holds no run to resume")
+    if resume and kept.exists():
+        try:
+            changed = difference(kept.read_text(), config)
+        except ValueError as error:
+            raise FedslrError(f"resume: {kept} is damaged: {error}") from error
+        if changed:
+            raise FedslrError(f"resume: this is not the run in {path}: {changed}")
+    return RunFolder(path)
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Torch's own types as the names recipes use."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    plain = dict(settings)
+    if isinstance(plain.get("dtype"), torch.dtype):
+        plain["dtype"] = names.get(plain["dtype"], str(plain["dtype"]))
+    if isinstance(plain.get("device"), torch.device):
+        plain["device"] = str(plain["device"])
+    return plain
+
+
+def _model_name(model: str | nn.Module) -> str:
+    return model if isinstance(model, str) else type(model).__name__
+
+
+def _data_table(federation: Federation) -> dict[str, Any]:
+    return (
+        dict(federation.options)
+        if federation.options
+        else {"name": federation.name, "clients": len(federation.clients)}
+    )

@@ -1,0 +1,139 @@
+"""Checkpoints: atomic, verified, resumable. A finished round is never lost.
+
+    checkpoint/
+      manifest-000012.json        names every file of the generation with its SHA-256, and its own digest
+      server-000012.safetensors   the server's state and the initial model
+      clients/client-000003-000011.safetensors …
+
+Files are written first, the manifest last, each flushed and renamed into place; two generations are kept. A generation
+is believed only if its manifest and every file it names are unchanged; else the one before it is used. Shuffles,
+cohorts and batches are drawn from (seed, round, client), so no generator's state has to be kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedslr.errors import CheckpointError
+from fedslr.store import ClientStore, Entry, read_tree, sync_folder, write_durably, write_tree
+from fedslr.tree import Tree
+
+FORMAT = 1
+KEPT = 2
+"""Generations on disk."""
+
+
+@dataclass
+class Generation:
+    """Everything a run needs to go on after `rounds` finished rounds."""
+
+    rounds: int
+    server: Entry
+    clients: dict[int, Entry]
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Small facts of the run: how long metrics.jsonl was, seconds spent."""
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+class Checkpoints:
+    """The generations in a run's `checkpoint/` folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clients = folder / "clients"
+        try:
+            self.clients.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot make the folder {self.clients}: {error.strerror}") from error
+
+    def rounds(self) -> list[int]:
+        """The generations there are, newest first."""
+        found = (re.fullmatch(r"manifest-(\d+)\.json", p.name) for p in self.folder.iterdir())
+        return sorted((int(m.group(1)) for m in found if m), reverse=True)
+
+    def save(self, rounds: int, server: Tree, store: ClientStore, notes: dict[str, Any]) -> None:
+        """Write a generation; whatever happens meanwhile, an older one stays whole."""
+        clients = store.save(rounds)
+        entry = write_tree(self.folder / f"server-{rounds:06d}.safetensors", server)
+        fields: dict[str, Any] = {
+            "format": FORMAT,
+            "rounds": rounds,
+            "server": entry,
+            "clients": {str(c): e for c, e in clients.items()},
+            "notes": notes,
+        }
+        text = json.dumps({**fields, "digest": _digest(fields)}, indent=1)
+        write_durably(self._manifest(rounds), text.encode())
+        for old in self.rounds()[KEPT:]:
+            self._remove(old)
+        store.collect()
+
+    def load(self, warn: Callable[[str], None]) -> tuple[Generation, Tree] | None:
+        """The newest whole generation and its server state; None if there is none at all."""
+        rounds = self.rounds()
+        for number in rounds:
+            try:
+                generation = self._read(number)
+                server = read_tree(self.folder, generation.server)
+                for entry in generation.clients.values():
+                    self._verify(entry)
+                return generation, server
+            except CheckpointError as error:
+                warn(f"the checkpoint of round {number} is damaged ({error})")
+        if rounds:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged; start again with another --out, or remove that folder"
+            )
+        return None
+
+    def restore(self, store: ClientStore, generation: Generation) -> None:
+        """Put the clients of a generation into a store, and drop what was written after it."""
+        older = set()
+        for number in self.rounds():
+            if number > generation.rounds:
+                self._remove(number)
+            elif number < generation.rounds:
+                with contextlib.suppress(CheckpointError):
+                    older |= {e.file for e in self._read(number).clients.values()}
+        store.load(generation.clients, older)
+        sync_folder(self.folder)
+
+    def _manifest(self, rounds: int) -> Path:
+        return self.folder / f"manifest-{rounds:06d}.json"
+
+    def _remove(self, rounds: int) -> None:
+        """The manifest goes first, so that no manifest ever names a server file that is gone."""
+        for path in (self._manifest(rounds), self.folder / f"server-{rounds:06d}.safetensors"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _read(self, rounds: int) -> Generation:
+        path = self._manifest(rounds)
+        try:
+            fields = json.loads(path.read_bytes())
+            digest = fields.pop("digest")
+            if digest != _digest(fields) or fields["format"] != FORMAT:
+                raise ValueError("its digest does not match")
+            clients = {int(c): Entry(*e) for c, e in fields["clients"].items()}
+            return Generation(fields["rounds"], Entry(*fields["server"]), clients, fields["notes"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is unreadable: {error}") from error
+
+    def _verify(self, entry: Entry) -> None:
+        path = self.clients / entry.file
+        try:
+            if hashlib.sha256(path.read_bytes()).hexdigest() == entry.sha256:
+                return
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+        raise CheckpointError(f"{path} was changed or only half written: its SHA-256 does not match")

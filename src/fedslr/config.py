@@ -1,0 +1,216 @@
+"""Recipes: what a run is asked to do, in TOML, every key and value checked before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+
+from fedslr import schema
+from fedslr.algorithms import ALGORITHMS
+from fedslr.data import DataOptions
+from fedslr.errors import FedslrError, suggest
+from fedslr.models import MODELS
+from fedslr.schema import at_least_one, fraction, non_negative, one_of, positive
+from fedslr.types import Algorithm
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DEFAULT_COHORT = 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all methods share: the keywords of `fedslr.run` and the plain keys of a recipe. Defaults are the paper's."""
+
+    rounds: Annotated[int, at_least_one, "communication rounds"] = 1000
+    clients_per_round: Annotated[int | None, at_least_one, "cohort size; 10, or all where there are fewer"] = None
+    batch_size: Annotated[int, at_least_one, "samples per local step"] = 20
+    epochs: Annotated[int, at_least_one, "local passes for the global part"] = 2
+    personal_epochs: Annotated[int, non_negative, "local passes for a personal part"] = 1
+    lr: Annotated[float, positive, "local step size of the first round"] = 0.1
+    lr_decay: Annotated[float, fraction, "factor of the step size per round"] = 0.998
+    weight_decay: Annotated[float, non_negative, "weight of ½‖v‖² in every local loss"] = 1e-3
+    seed: Annotated[int, non_negative, "of split, start, cohorts and batches"] = 0
+    device: Annotated[str, "auto, cpu, cuda, cuda:1, …"] = "auto"
+    dtype: Annotated[str, one_of(*DTYPES), "precision of training"] = "float32"
+    store: Annotated[str, one_of("memory", "disk"), "where clients' states live while the run goes on"] = "memory"
+    diagnostics: Annotated[bool, "record the quantities of the convergence theory on evaluation rounds"] = False
+    evaluate_every: Annotated[int, at_least_one, "rounds between evaluations; the last round always is one"] = 5
+    checkpoint_every: Annotated[int, at_least_one, "rounds between checkpoints"] = 1
+
+    def cohort_size(self, num_clients: int) -> int:
+        if self.clients_per_round is None:
+            return min(DEFAULT_COHORT, num_clients)
+        if self.clients_per_round > num_clients:
+            raise FedslrError(
+                f"clients_per_round: got {self.clients_per_round}, but there are only {num_clients} clients; "
+                f"expected 1 to {num_clients}"
+            )
+        return self.clients_per_round
+
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    def torch_device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise FedslrError(f"device: got '{self.device}', which this machine cannot use; try auto or cpu") from error
+        return device
+
+
+TABLES = {"evaluate": {"every": "evaluate_every"}, "checkpoint": {"every": "checkpoint_every"}}
+"""Settings that a recipe groups in a table, as the settings call them."""
+
+GROUPED = {field: (table, key) for table, keys in TABLES.items() for key, field in keys.items()}
+PLAIN = [name for name in schema.fields(Settings) if name not in GROUPED]
+KEYS = [*PLAIN, "algorithm", "data", "model", *TABLES]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A recipe's `model` table."""
+
+    name: Annotated[str, "model"] = "cnn"
+
+    def __post_init__(self) -> None:
+        if self.name not in MODELS:
+            raise FedslrError(f"model.name: got '{self.name}', no such model; {suggest(self.name, MODELS)}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A complete, checked request."""
+
+    settings: Settings
+    algorithm: Algorithm[Any, Any]
+    data: DataOptions
+    model: ModelOptions
+
+    def to_toml(self) -> str:
+        """All of it, defaults written out: running it again gives the same run."""
+        return dump(self.settings, self.algorithm, dataclasses.asdict(self.data), dataclasses.asdict(self.model))
+
+
+def make_algorithm(table: Mapping[str, Any]) -> Algorithm[Any, Any]:
+    """A method from a recipe's `algorithm` table."""
+    name = table.get("name", "fedslr")
+    if name not in ALGORITHMS:
+        hint = suggest(str(name), ALGORITHMS)
+        raise FedslrError(f"algorithm.name: got {schema.show(name)}, no such method; {hint}")
+    options = {k: v for k, v in table.items() if k != "name"}
+    return schema.build(ALGORITHMS[name], options, "algorithm")
+
+
+def parse(table: Mapping[str, Any]) -> Recipe:
+    """A recipe from its parsed TOML."""
+    for key, value in table.items():
+        if key not in KEYS:
+            raise FedslrError(f"unknown key '{key}' in the recipe; {suggest(key, KEYS)}")
+        if (key in TABLES or key in ("algorithm", "data", "model")) and not isinstance(value, Mapping):
+            raise FedslrError(f'{key}: got {schema.show(value)}, expected a table such as {{ name = "…" }}')
+    flat = {k: table[k] for k in PLAIN if k in table}
+    for name, keys in TABLES.items():
+        for key, value in table.get(name, {}).items():
+            if key not in keys:
+                raise FedslrError(f"unknown key '{key}' in {name}; {suggest(key, keys)}")
+            flat[keys[key]] = schema.check_value(f"{name}.{key}", value, schema.hints(Settings)[keys[key]])
+    settings = schema.build(Settings, flat)
+    data = schema.build(DataOptions, table.get("data", {}), "data")
+    if data.seed is None:
+        data = dataclasses.replace(data, seed=settings.seed)
+    model = schema.build(ModelOptions, table.get("model", {}), "model")
+    settings.cohort_size(data.clients)
+    return Recipe(settings, make_algorithm(table.get("algorithm", {})), data, model)
+
+
+def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
+    """A recipe from a file, with `key=value` changes applied."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise FedslrError(f"{path}: no such recipe file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedslrError(f"{path}: cannot be read as a recipe: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise FedslrError(f"{path}: not valid TOML: {error}") from None
+    try:
+        return parse(apply(table, changes))
+    except FedslrError as error:
+        raise FedslrError(f"{path}: {error}") from None
+
+
+def apply(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Set dotted keys. Choosing another method drops the hyperparameters of the one the recipe had."""
+    pairs = [_pair(change) for change in changes]
+    for key, value in pairs:
+        if key == "algorithm.name" and table.get("algorithm", {}).get("name", "fedslr") != value:
+            table["algorithm"] = {}
+    for key, value in pairs:
+        *tables, last = key.split(".")
+        inner = table
+        for name in tables:
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise FedslrError(f"--set {key}: '{name}' is no table of the recipe")
+        inner[last] = value
+    return table
+
+
+def _pair(change: str) -> tuple[str, Any]:
+    key, equals, text = change.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")):
+        raise FedslrError(f"--set: got '{change}', expected key=value, such as --set lr=0.05")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text.strip()
+
+
+def dump(settings: Settings, algorithm: Algorithm[Any, Any], data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """A recipe as TOML."""
+    values = dataclasses.asdict(settings)
+    method = {"name": algorithm.name, **dataclasses.asdict(algorithm)}  # type: ignore[call-overload]
+    lines = [f"{name} = {_toml(values[name])}" for name in PLAIN if values[name] is not None]
+    tables: dict[str, Mapping[str, Any]] = {"algorithm": method, "data": data, "model": model}
+    for name, keys in TABLES.items():
+        tables[name] = {key: values[field] for key, field in keys.items()}
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in table.items() if v is not None)]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: str | bool | float) -> str:
+    # JSON's strings, numbers and booleans are TOML's too.
+    return json.dumps(value, ensure_ascii=False)
+
+
+RESUMABLE = {"rounds", "device", "evaluate_every", "checkpoint_every"}
+"""What may differ between a run and its resumption: nothing that changes a round already made."""
+
+
+def difference(old: str, new: str) -> str | None:
+    """The first key that forbids going on from one dumped recipe to another, with both values; None if none does."""
+    before, after = _flat(tomllib.loads(old)), _flat(tomllib.loads(new))
+    allowed = {".".join(GROUPED[k]) if k in GROUPED else k for k in RESUMABLE}
+    for key in sorted(before.keys() | after.keys()):
+        if key not in allowed and before.get(key) != after.get(key):
+            return f"{key} was {schema.show(before.get(key))}, now {schema.show(after.get(key))}"
+    return None
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return out

@@ -1,0 +1,64 @@
+"""Datasets, splits and batches. `load` makes a federation from a dataset's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from fedslr import schema
+from fedslr.data import splits
+from fedslr.data.digits import Dataset, digits
+from fedslr.data.federation import ClientData, Federation
+from fedslr.errors import FedslrError, suggest
+from fedslr.schema import at_least_one, non_negative, one_of, positive
+
+DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How a dataset is shared out. A recipe's `data` table, and the keywords of `fedslr.load`."""
+
+    name: Annotated[str, "dataset"] = "digits"
+    clients: Annotated[int, at_least_one, "number of clients M"] = 100
+    split: Annotated[str, one_of("iid", "dirichlet"), "how labels are spread over clients"] = "dirichlet"
+    alpha: Annotated[float, positive, "concentration of the Dirichlet priors: smaller is more skewed"] = 0.1
+    reuse: Annotated[bool, "dirichlet: a class that has run out starts again, as in the authors' code"] = False
+    samples_per_client: Annotated[int | None, at_least_one, "training samples of every client"] = None
+    test_samples: Annotated[int | None, at_least_one, "test samples of every client"] = None
+    seed: Annotated[int | None, non_negative, "seed of the split; the run's seed unless given"] = None
+
+    def __post_init__(self) -> None:
+        if self.name not in DATASETS:
+            raise FedslrError(f"data.name: got '{self.name}', no such dataset; {suggest(self.name, DATASETS)}")
+
+
+def load(name: str = "digits", **options: Any) -> Federation:
+    """A federation made from a dataset: `load("digits", clients=20, split="dirichlet", alpha=0.1, seed=0)`."""
+    return share_out(schema.build(DataOptions, {"name": name, **options}, "data"))
+
+
+def share_out(options: DataOptions) -> Federation:
+    """Split a dataset over clients; every client's test set follows its training labels."""
+    data = DATASETS[options.name]()
+    train_labels, test_labels = data.y.numpy(), data.y_test.numpy()
+    rng = np.random.default_rng([options.seed or 0, 0])
+    reuse = options.reuse and options.split == "dirichlet"
+    each = splits.samples_each(len(train_labels), options.clients, options.samples_per_client, reuse)
+    if options.split == "iid":
+        held = splits.iid(train_labels, options.clients, each, rng)
+    else:
+        priors = splits.dirichlet_priors(options.clients, data.num_classes, options.alpha, rng)
+        held = splits.by_priors(train_labels, priors, each, rng, reuse)
+    size = options.test_samples or data.test_samples
+    clients = []
+    for mine in held:
+        test = splits.matching_test_set(train_labels[mine], test_labels, size, data.num_classes, rng)
+        clients.append(ClientData(data.x[mine], data.y[mine], data.x_test[test], data.y_test[test]))
+    return Federation(clients, data.num_classes, options.name, asdict(options))
+
+
+__all__ = ["DATASETS", "ClientData", "DataOptions", "Federation", "load", "share_out"]

@@ -1,0 +1,45 @@
+"""Seeded shuffles: every engine sees the same batches, and a resumed run repeats itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedslr.types import Batch
+
+EVALUATION = 2**31
+"""The round under which a personal model that adapts draws its batches."""
+
+
+def order(seed: int, round: int, client: int, phase: int) -> np.random.Generator:
+    """The generator of a client's shuffles in one phase of one round."""
+    return np.random.default_rng([seed, round, client, phase])
+
+
+def seed_for(*key: int) -> int:
+    """A seed for another library's generator, from the same kind of key."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1
+
+
+class ShuffledData:
+    """A client's training data in tensors: every epoch a fresh seeded shuffle cut into consecutive batches.
+
+    A short last batch is kept.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, batch_size: int, seed: int, round: int, client: int) -> None:
+        self.num_examples = len(y)
+        self._x, self._y = x, y
+        self._batch_size = batch_size
+        self._key = (seed, round, client)
+
+    def epochs(self, count: int, phase: int = 0) -> Iterator[Batch]:
+        rng = order(*self._key, phase)
+        for _ in range(count):
+            shuffle = torch.from_numpy(rng.permutation(self.num_examples)).to(self._y.device)
+            x, y = self._x[shuffle], self._y[shuffle]
+            for start in range(0, self.num_examples, self._batch_size):
+                yield Batch(x[start : start + self._batch_size], y[start : start + self._batch_size])

@@ -1,0 +1,111 @@
+"""A federation: every client with its own training and test data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedslr.errors import FedslrError
+
+PARTS = ("x", "y", "x_test", "y_test")
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's data: inputs and labels to train on and to be tested on."""
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
+        def inputs(x: Tensor) -> Tensor:
+            return x.to(device, dtype) if x.is_floating_point() else x.to(device)
+
+        return ClientData(inputs(self.x), self.y.to(device), inputs(self.x_test), self.y_test.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Many clients whose data stay with them."""
+
+    clients: Sequence[ClientData]
+    num_classes: int
+    name: str = "arrays"
+    options: Mapping[str, Any] | None = None
+    """How it was made, where a dataset was shared out: a recipe's `data` table."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.clients[0].x.shape[1:])
+
+    @classmethod
+    def from_arrays(
+        cls, clients: Iterable[Mapping[str, Any]], num_classes: int | None = None, name: str = "arrays"
+    ) -> Federation:
+        """A federation from your own arrays: one mapping per client with `x`, `y`, `x_test` and `y_test`.
+
+        Arrays are numpy arrays, tensors or lists; the first axis counts samples, and clients may hold different numbers
+        of them. Inputs of all clients have one shape; 8-bit images become numbers from 0 to 1. Labels are whole numbers
+        from 0; their number of classes is taken from the data unless it is given.
+        """
+        made = [_client(i, arrays) for i, arrays in enumerate(clients)]
+        if not made:
+            raise FedslrError("clients: got none, expected at least one client with x, y, x_test and y_test")
+        shape = made[0].x.shape[1:]
+        for i, client in enumerate(made):
+            for part, x in (("x", client.x), ("x_test", client.x_test)):
+                if x.shape[1:] != shape:
+                    raise FedslrError(
+                        f"client {i}: {part} holds inputs of shape {list(x.shape[1:])}, client 0 of {list(shape)}; "
+                        "all clients must share one input shape"
+                    )
+        highest = max(int(y.max()) for c in made for y in (c.y, c.y_test) if len(y))
+        classes = num_classes if num_classes is not None else highest + 1
+        for i, client in enumerate(made):
+            for part, y in (("y", client.y), ("y_test", client.y_test)):
+                if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
+                    wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
+                    raise FedslrError(f"client {i}: {part} has label {wrong}, expected 0 to {classes - 1}")
+        return cls(made, classes, name)
+
+
+def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
+    """One client's arrays as tensors, checked."""
+    if not isinstance(arrays, Mapping):
+        raise FedslrError(f"client {index}: got a {type(arrays).__name__}, expected a mapping with {', '.join(PARTS)}")
+    if missing := [part for part in PARTS if part not in arrays]:
+        raise FedslrError(f"client {index}: {missing[0]} is missing; every client needs {', '.join(PARTS)}")
+    if unknown := [part for part in arrays if part not in PARTS]:
+        raise FedslrError(f"client {index}: unknown part '{unknown[0]}'; every client has {', '.join(PARTS)}")
+    tensors = {part: _tensor(f"client {index}: {part}", arrays[part]) for part in PARTS}
+    for inputs, labels in (("x", "y"), ("x_test", "y_test")):
+        x, y = tensors[inputs], tensors[labels]
+        where = f"client {index}: {inputs}"
+        if x.ndim < 2:
+            raise FedslrError(f"{where} has {x.ndim} axes, expected samples first and at least one axis of features")
+        if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
+            raise FedslrError(f"client {index}: {labels} must be one axis of whole-number labels")
+        if len(x) != len(y):
+            raise FedslrError(f"{where} has {len(x)} samples but {labels} has {len(y)} labels")
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            raise FedslrError(f"{where} has numbers that are not finite (NaN or infinity); clean them first")
+        tensors[inputs] = x.float() / 255 if x.dtype == torch.uint8 else x
+        tensors[labels] = y.long()
+    if len(tensors["x"]) == 0:
+        raise FedslrError(f"client {index}: x is empty; leave out clients without training data")
+    return ClientData(**tensors)
+
+
+def _tensor(where: str, array: Any) -> Tensor:
+    try:
+        return array.detach() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FedslrError(f"{where} is no array of numbers: {error}".split("\n")[0]) from error

@@ -1,0 +1,93 @@
+"""Who holds which samples: IID and Dirichlet label splits, and test sets that follow them.
+
+A split takes labels and gives every client an array of sample indices; all clients hold the same number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedslr.errors import FedslrError
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+Generator = np.random.Generator
+
+
+def samples_each(total: int, clients: int, wanted: int | None, reuse: bool = False) -> int:
+    """How many training samples every client gets: as asked, or as many as there are for all."""
+    each = wanted if wanted is not None else total // clients
+    if each < 1:
+        raise FedslrError(f"data.clients: got {clients}, but there are only {total} training samples to share")
+    if each * clients > total and not reuse:
+        raise FedslrError(
+            f"data.samples_per_client: got {each}, but {clients} clients can have at most {total // clients} each "
+            f"of {total} training samples"
+        )
+    return each
+
+
+def iid(labels: Indices, clients: int, each: int, rng: Generator) -> list[Indices]:
+    """Samples dealt out at random."""
+    order = rng.permutation(len(labels))
+    return [order[i * each : (i + 1) * each] for i in range(clients)]
+
+
+def dirichlet_priors(clients: int, classes: int, alpha: float, rng: Generator) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Every client's own label prior, drawn from Dir(α): the smaller α, the fewer labels a client sees."""
+    return rng.dirichlet(np.full(classes, alpha), size=clients)
+
+
+def by_priors(
+    labels: Indices, priors: np.ndarray[Any, Any], each: int, rng: Generator, reuse: bool = False
+) -> list[Indices]:
+    """Draw every client's samples by its label prior, interleaved.
+
+    Again and again a random client that is not yet full draws a label from its prior and takes the next sample of that
+    class. A class that has run out is drawn no more (the prior is renormalised over what is left), or, with `reuse`,
+    starts again, as in the authors' code.
+    """
+    clients, classes = priors.shape
+    pools = [rng.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
+    taken = np.zeros(classes, np.int64)
+    live = np.array([len(pool) > 0 for pool in pools])
+    cumulative = _cumulative(priors, live)
+    chosen: list[list[int]] = [[] for _ in range(clients)]
+    open_clients = list(range(clients))
+    for pick, draw in rng.random((clients * each, 2)):
+        slot = int(pick * len(open_clients))
+        client = open_clients[slot]
+        total = cumulative[client, -1]
+        label = int(np.searchsorted(cumulative[client], min(draw * total, np.nextafter(total, 0.0)), side="right"))
+        chosen[client].append(pools[label][taken[label] % len(pools[label])])
+        taken[label] += 1
+        if not reuse and taken[label] == len(pools[label]):
+            live[label] = False
+            cumulative = _cumulative(priors, live)
+        if len(chosen[client]) == each:
+            open_clients[slot] = open_clients[-1]
+            open_clients.pop()
+    return [np.array(indices, np.int64) for indices in chosen]
+
+
+def _cumulative(priors: np.ndarray[Any, Any], live: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Cumulative priors over the classes that are left; a client with none of its own left takes any."""
+    left = priors * live
+    left[left.sum(axis=1) <= 0] = live
+    # Dead classes have no width, and the last live one ends at the total: a draw below it can land on live ones only.
+    return np.cumsum(left, axis=1)
+
+
+def matching_test_set(train_labels: Indices, test_labels: Indices, size: int, classes: int, rng: Generator) -> Indices:
+    """Test samples with a client's training label ratio: ⌊size·ratio⌋ of every class, without replacement.
+
+    Where the test data have fewer of a class than that, all of them.
+    """
+    counts = np.bincount(train_labels, minlength=classes)
+    parts = []
+    for label in range(classes):
+        pool = np.flatnonzero(test_labels == label)
+        wanted = int(counts[label]) * size // len(train_labels)
+        parts.append(rng.choice(pool, min(wanted, len(pool)), replace=False))
+    return np.concatenate(parts).astype(np.int64)

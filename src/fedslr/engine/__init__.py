@@ -1,0 +1,1 @@
+"""Engines run methods. `rounds` is the loop; `eager` trains a cohort one client after another."""

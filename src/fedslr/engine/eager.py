@@ -1,0 +1,57 @@
+"""The plain engine: one client after another, ordinary PyTorch, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fedslr.data.batches import EVALUATION, ShuffledData, seed_for
+from fedslr.data.federation import ClientData
+from fedslr.types import Algorithm, Params, Payload, Round, Task
+
+CHUNK = 1024
+"""Test samples per forward pass."""
+
+
+class Eager:
+    """Runs a method's functions as they are written."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any, Any], task: Task, clients: Sequence[ClientData], batch_size: int, seed: int
+    ) -> None:
+        self.algorithm = algorithm
+        self.task = task
+        self.clients = clients
+        self.batch_size = batch_size
+        self.seed = seed
+
+    def _data(self, client: int, round: int) -> ShuffledData:
+        held = self.clients[client]
+        return ShuffledData(held.x, held.y, self.batch_size, self.seed, round, client)
+
+    def local_update(self, client: int, state: Any, payload: Payload, round: Round) -> tuple[Any, Payload]:
+        """One client's work. Dropout and its like draw from the round and the client, so a resumed run repeats them."""
+        devices = [self.clients[client].y.device] if self.clients[client].y.is_cuda else []
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            torch.manual_seed(seed_for(self.seed, round.number, client))
+            return self.algorithm.local_update(self.task, state, payload, self._data(client, round.number), round)
+
+    def personal_model(self, client: int, state: Any, payload: Payload) -> Params:
+        with torch.no_grad():
+            return self.algorithm.personal_model(self.task, state, payload, self._data(client, EVALUATION))
+
+    @torch.no_grad()
+    def accuracy(self, params: Params, clients: Sequence[int]) -> list[float | None]:
+        """The share of right answers of one model on each client's test data; None for a client that has none."""
+        held = [self.clients[c] for c in clients]
+        x = torch.cat([h.x_test for h in held])
+        y = torch.cat([h.y_test for h in held])
+        if not len(y):
+            return [None] * len(held)
+        right = torch.cat(
+            [self.task.outputs(params, x[i : i + CHUNK]).argmax(1) == y[i : i + CHUNK] for i in range(0, len(y), CHUNK)]
+        ).cpu()
+        parts = torch.split(right, [len(h.y_test) for h in held])
+        return [float(part.double().mean()) if len(part) else None for part in parts]

@@ -1,0 +1,260 @@
+"""The loop of a run: sample, train, aggregate, evaluate, record, checkpoint. Engines do the training."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedslr import models, theory, tree, wire
+from fedslr.algorithms.fedslr import FedSLR
+from fedslr.checkpoint import Checkpoints, Generation
+from fedslr.config import Settings
+from fedslr.data.federation import Federation
+from fedslr.engine import cohort
+from fedslr.engine.eager import Eager
+from fedslr.errors import CheckpointError, FedslrError, WireError
+from fedslr.metrics import Evaluation, Sizes
+from fedslr.record import Record, RunFolder
+from fedslr.store import STORES, plain, restore
+from fedslr.types import Algorithm, Loss, Params, Payload, Round, Task
+
+PHASES = ("train", "aggregate", "evaluate", "checkpoint")
+
+
+class Simulation:
+    """A federation that trains in this process. Every message is really encoded and decoded."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any],
+        federation: Federation,
+        model: str | nn.Module,
+        settings: Settings,
+        folder: RunFolder | None = None,
+        loss: Loss = cross_entropy,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.algorithm, self.federation, self.settings = algorithm, federation, settings
+        self.folder, self.warn = folder, warn
+        self.num_clients = len(federation.clients)
+        self.cohort_size = settings.cohort_size(self.num_clients)
+        self.diagnosed = theory.require_supported(algorithm) if settings.diagnostics else None
+
+        module = models.build(model, federation, settings.seed)
+        models.check(module, federation)
+        device, dtype = settings.torch_device(), settings.torch_dtype()
+        self.task = Task(module.to(device, dtype), loss, settings.weight_decay)
+        clients = [c.to(device, dtype) for c in federation.clients]
+        self.engine = Eager(algorithm, self.task, clients, settings.batch_size, settings.seed)
+
+        self.start = self.task.params()
+        self.server = algorithm.init_server(self.start, self.num_clients)
+        self.client_kind = type(algorithm.init_client(self.start))
+        self.done = 0
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._open_store(device)
+        self._announce()
+
+    # --- one round ---------------------------------------------------------------------------------------------------
+
+    def rounds(self) -> Iterator[Record]:
+        """Run what is left of the run, a record for every finished round."""
+        while self.done < self.settings.rounds:
+            yield self._round()
+
+    def _round(self) -> Record:
+        s, before = self.settings, dict(self.seconds)
+        round = Round(self.done, s.rounds, s.lr * s.lr_decay**self.done, s.epochs, s.personal_epochs)
+        sampled = cohort.uniform(self.num_clients, self.cohort_size, s.seed, self.done)
+        record = Record(round=self.done + 1, lr=round.lr, clients=sampled)
+
+        with self._timed("train"):
+            mean = self._train(sampled, round, record)
+        with self._timed("aggregate"):
+            self.server = self.algorithm.aggregate(self.server, mean, len(sampled))
+            self._announce()
+        self.done += 1
+        record.rank = self.algorithm.ranks(self.server)
+        if self.done % s.evaluate_every == 0 or self.done == s.rounds:
+            with self._timed("evaluate"):
+                record.add_evaluation(self.evaluate())
+                if self.diagnosed is not None:
+                    record.diagnostics = self._diagnose(self.diagnosed, round)
+        record.seconds_by = {p: round_to_us(self.seconds[p] - before[p]) for p in PHASES[:3]}
+        record.seconds = round_to_us(sum(record.seconds_by.values()))
+        if self.folder is not None:
+            self.folder.append(record)
+            if self.done % s.checkpoint_every == 0 or self.done == s.rounds:
+                self.save()
+        return record
+
+    def _train(self, sampled: list[int], round: Round, record: Record) -> Payload:
+        """The cohort trains; the weighted mean of what it uploads."""
+        mean = tree.Mean()
+        for client in sampled:
+            record.count_down(self.message)
+            where = f"round {round.number + 1}, client {client}"
+            try:
+                state, upload = self.engine.local_update(client, self.state(client), self.payload, round)
+                message = wire.encode(upload) if upload else wire.NOTHING
+                kept = {"state": plain(state)}
+                wire.require_finite(kept)
+            except WireError as error:
+                raise FedslrError(
+                    f"{where}: training diverged: {error}; a lower lr helps (now {round.lr:g})"
+                ) from error
+            except Exception as error:
+                error.add_note(f"in {where} ({self.algorithm.name})")
+                raise
+            record.count_up(message)
+            if self.settings.diagnostics:
+                kept["local"] = tree.add(self.payload, upload)
+            received = wire.decode(message.data, device=self.device) if upload else {}
+            mean.add(received, self.algorithm.weight(len(self.federation.clients[client].y)))
+            self.store.put(client, kept, self.done + 1)
+        return mean.value()
+
+    def _announce(self) -> None:
+        """Encode the broadcast: what clients receive is what was decoded again."""
+        self.broadcast = self.algorithm.broadcast(self.server)
+        try:
+            self.message = wire.encode(self.broadcast) if self.broadcast else wire.NOTHING
+        except WireError as error:
+            raise FedslrError(
+                f"round {self.done + 1}: the global model diverged: {error}; lower lr or eta_g"
+            ) from error
+        received = wire.decode(self.message.data, device=self.device) if self.broadcast else {}
+        self.payload: Payload = wire.unfold(received)
+
+    # --- what a run knows --------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.start.values())).device
+
+    def state(self, client: int) -> Any:
+        """A client's state; as it began if it never trained."""
+        kept = self.store.get(client)
+        return self.algorithm.init_client(self.start) if kept is None else restore(self.client_kind, kept["state"])
+
+    def local_model(self, client: int) -> Params:
+        """The model a client last uploaded; the initial one if it never trained."""
+        kept = self.store.get(client)
+        return self.start if kept is None else kept["local"]
+
+    def personal_params(self, client: int) -> Params:
+        return self.engine.personal_model(client, self.state(client), self.payload)
+
+    def evaluate(self) -> Evaluation:
+        everyone = range(self.num_clients)
+        shared = self.algorithm.global_model(self.server)
+        personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in everyone]
+        return Evaluation(None if shared is None else self.engine.accuracy(shared, everyone), personal)
+
+    def sizes(self) -> Sizes:
+        dense = sum(x.numel() for x in self.start.values())
+        personal = [
+            wire.numbers(self.algorithm.deployed(self.state(c), self.broadcast)) for c in range(self.num_clients)
+        ]
+        return Sizes(dense, wire.numbers(self.broadcast), personal)
+
+    def _diagnose(self, algorithm: FedSLR, round: Round) -> dict[str, float]:
+        found = theory.diagnose(
+            algorithm,
+            self.server,
+            [self.state(c) for c in range(self.num_clients)],
+            [self.local_model(c) for c in range(self.num_clients)],
+            [theory.Objective(self.task, c.x, c.y) for c in self.engine.clients],
+            round.lr,
+        )
+        bound = found["eta_g_bound"]
+        if algorithm.eta_g > bound:
+            self.warn(
+                f"round {round.number + 1}: eta_g = {algorithm.eta_g:g} is above 1/(2L) = {bound:.3g} with L as estimated: "
+                "the convergence theory does not cover it"
+            )
+        return found
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds[phase] += time.perf_counter() - begun
+
+    # --- checkpoint and resume ---------------------------------------------------------------------------------------
+
+    def _open_store(self, device: torch.device) -> None:
+        self.checkpoints: Checkpoints | None = None
+        self._scratch: TemporaryDirectory[str] | None = None
+        clients: Path | None = None
+        if self.folder is not None:
+            self.checkpoints = Checkpoints(self.folder.path / "checkpoint")
+            clients = self.checkpoints.clients
+        elif self.settings.store == "disk":
+            self._scratch = TemporaryDirectory(prefix="fedslr-")
+            clients = Path(self._scratch.name)
+        self.store = STORES[self.settings.store](clients, device)
+
+    def fingerprint(self) -> str:
+        """Tells whether a resumed run has the data it began with: every client's labels and sizes."""
+        digest = hashlib.sha256()
+        for client in self.federation.clients:
+            for y in (client.y, client.y_test):
+                digest.update(len(y).to_bytes(8, "little") + y.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def save(self) -> None:
+        if self.checkpoints is None or self.folder is None:
+            return
+        with self._timed("checkpoint"):
+            notes = {"metrics": self.folder.sync(), "seconds": self.seconds, "data": self.fingerprint()}
+            server = {"server": plain(self.server), "start": self.start}
+            self.checkpoints.save(self.done, server, self.store, notes)
+
+    def begin(self) -> None:
+        """Start in a clean folder: what an earlier attempt left before its first checkpoint is dropped."""
+        if self.folder is not None:
+            self.folder.rewind(None)
+            self.store.load({}, set())
+
+    def resume(self) -> bool:
+        """Go back to the last finished round on disk; False if there is none."""
+        if self.checkpoints is None or self.folder is None:
+            raise FedslrError("resume: there is no run folder to resume from; give one with out")
+        found = self.checkpoints.load(self.warn)
+        if found is None:
+            self.begin()
+            return False
+        generation, kept = found
+        self._check_resumable(generation, kept)
+        kept = wire.to_device(kept, self.device)
+        self.start = kept["start"]
+        self.server = restore(type(self.server), kept["server"])
+        self.done = generation.rounds
+        self.seconds = {**self.seconds, **generation.notes["seconds"]}
+        self.folder.rewind(generation.notes["metrics"])
+        self.checkpoints.restore(self.store, generation)
+        self._announce()
+        return True
+
+    def _check_resumable(self, generation: Generation, kept: dict[str, Any]) -> None:
+        if generation.notes["data"] != self.fingerprint():
+            raise CheckpointError("resume: the data are not the ones this run began with")
+        before = {k: (tuple(x.shape), x.dtype) for k, x in kept["start"].items()}
+        if before != {k: (tuple(x.shape), x.dtype) for k, x in self.start.items()}:
+            raise CheckpointError("resume: the model is not the one this run began with")
+
+
+def round_to_us(seconds: float) -> float:
+    return round(seconds, 6)

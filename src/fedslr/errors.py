@@ -1,0 +1,29 @@
+"""What a person is told when a request cannot be met: what was wrong, where, what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedslrError(ValueError):
+    """A request that cannot be met. Its text is one plain line; the command line exits with 2."""
+
+
+class WireError(FedslrError):
+    """A message that is not what it should be: truncated, oversized, mistyped, not finite."""
+
+
+class CheckpointError(FedslrError):
+    """A checkpoint that cannot be written or read."""
+
+
+class Interrupted(FedslrError):
+    """A run that was asked to stop and did, after saving its last finished round."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """How to go on from a name nobody knows: the nearest known one, or all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"

@@ -1,0 +1,71 @@
+"""π: a layer's tensor seen as a matrix, and low-rank factors of that matrix.
+
+A convolution's weight (o, i, d₁, d₂) becomes the matrix (o·d₁, i·d₂), "scheme 2" of Idelbayev & Carreira-Perpiñán,
+Low-rank compression of neural nets (CVPR 2020): swap axes 1 and 2, then reshape. A linear weight is its own matrix.
+Kernels with another number of axes follow the same idea: the first half of them joins the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+def is_matrix(tensor: Tensor) -> bool:
+    """Norm scales and biases are no matrices: they are never thresholded and travel dense."""
+    return tensor.ndim >= 2
+
+
+def _axes(ndim: int) -> tuple[list[int], int]:
+    """The axes that make the rows, then those that make the columns; and how many make the rows."""
+    kernel = list(range(2, ndim))
+    half = (len(kernel) + 1) // 2
+    return [0, *kernel[:half], 1, *kernel[half:]], 1 + half
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The shape of π(x) for a tensor of this shape."""
+    axes, rows = _axes(len(shape))
+    sizes = [shape[a] for a in axes]
+    return prod(sizes[:rows]), prod(sizes[rows:])
+
+
+def to_matrix(tensor: Tensor) -> Tensor:
+    """π."""
+    axes, _ = _axes(tensor.ndim)
+    return tensor.permute(axes).reshape(matrix_shape(tuple(tensor.shape)))
+
+
+def from_matrix(matrix: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """π⁻¹."""
+    axes, _ = _axes(len(shape))
+    inverse = [axes.index(a) for a in range(len(shape))]
+    return matrix.reshape([shape[a] for a in axes]).permute(inverse).contiguous()
+
+
+class LowRank(NamedTuple):
+    """A tensor given as factors: π(tensor) = u vᵀ, with as many columns as its rank."""
+
+    u: Tensor
+    v: Tensor
+    shape: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return self.u.shape[1]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the factors hold."""
+        return self.u.numel() + self.v.numel()
+
+    def dense(self) -> Tensor:
+        return from_matrix(self.u @ self.v.mT, self.shape)
+
+
+def dense(tree: Mapping[str, Tensor | LowRank]) -> dict[str, Tensor]:
+    """Every tensor in full."""
+    return {k: x.dense() if isinstance(x, LowRank) else x for k, x in tree.items()}

@@ -1,0 +1,130 @@
+"""The run folder: config.toml, metrics.jsonl (one line per round), summary.json, report.html and checkpoint/."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from fedslr.errors import CheckpointError, FedslrError
+from fedslr.metrics import Evaluation, PerClient, average
+from fedslr.store import write_durably
+from fedslr.wire import Message
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+@dataclass
+class Record:
+    """One finished round, one line of metrics.jsonl. Fields that were not measured are left out of the line."""
+
+    round: int
+    lr: float
+    clients: list[int]
+    bytes_down: int = 0
+    bytes_up: int = 0
+    numbers_down: int = 0
+    numbers_up: int = 0
+    rank: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    seconds_by: dict[str, float] = field(default_factory=dict)
+    accuracy_global: float | None = None
+    accuracy_personal: float | None = None
+    accuracy_global_per_client: PerClient | None = None
+    accuracy_personal_per_client: PerClient | None = None
+    diagnostics: dict[str, float] | None = None
+
+    def count_down(self, message: Message) -> None:
+        self.bytes_down += len(message.data)
+        self.numbers_down += message.numbers
+
+    def count_up(self, message: Message) -> None:
+        self.bytes_up += len(message.data)
+        self.numbers_up += message.numbers
+
+    def add_evaluation(self, found: Evaluation) -> None:
+        self.accuracy_global, self.accuracy_global_per_client = average(found.global_), found.global_
+        self.accuracy_personal, self.accuracy_personal_per_client = average(found.personal), found.personal
+
+    def line(self) -> str:
+        return json.dumps({k: v for k, v in asdict(self).items() if v is not None})
+
+
+class RunFolder:
+    """A folder that holds one run, and that one process at a time writes to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("a")
+            self._metrics: IO[bytes] = (path / "metrics.jsonl").open("ab")
+        except OSError as error:
+            raise FedslrError(f"out: cannot write to {path}: {error.strerror}; choose another folder") from error
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                self.close()
+                raise FedslrError(f"out: another process is running in {path}; wait for it or choose another") from None
+        self._digest = hashlib.sha256()
+        self._length = 0
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._lock.close()
+
+    def write_config(self, text: str) -> None:
+        write_durably(self.path / "config.toml", text.encode())
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_durably(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+    def append(self, record: Record) -> None:
+        line = record.line().encode() + b"\n"
+        with self._disk_errors():
+            self._metrics.write(line)
+            self._metrics.flush()
+        self._digest.update(line)
+        self._length += len(line)
+
+    def sync(self) -> dict[str, Any]:
+        """Flush the metrics to the disk; how long they are and their SHA-256, for a checkpoint to remember."""
+        with self._disk_errors():
+            os.fsync(self._metrics.fileno())
+        return {"bytes": self._length, "sha256": self._digest.hexdigest()}
+
+    def rewind(self, remembered: dict[str, Any] | None) -> None:
+        """Drop the lines of rounds that a checkpoint does not know; all of them where there is no checkpoint."""
+        self._length = 0 if remembered is None else remembered["bytes"]
+        path = self.path / "metrics.jsonl"
+        self._digest = hashlib.sha256(path.read_bytes()[: self._length])
+        if remembered is not None and self._digest.hexdigest() != remembered["sha256"]:
+            raise CheckpointError(f"resume: {path} was changed since its checkpoint; restore it or start a new run")
+        self._metrics.truncate(self._length)
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            path = self.path / "metrics.jsonl"
+            raise CheckpointError(f"cannot write {path}: {error.strerror}; free the disk, then resume") from error
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; a last line that was cut off is left out."""
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    records = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            records.append(json.loads(line))
+    return records

@@ -1,0 +1,144 @@
+"""One way to say what a value may be, and the one sentence said when it is not.
+
+A field is declared once, with its type, its rule and its help:
+
+    eta_g: Annotated[float, positive, "proximal step size of the server"] = 10.0
+
+`build` reads a table (a recipe, keyword arguments) into such a dataclass, `check` verifies an instance, and
+`describe` gives the command line its help.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from fedslr.errors import FedslrError, suggest
+
+T = TypeVar("T")
+
+
+class Rule(NamedTuple):
+    """A condition on a value and the words for it."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+positive = Rule("above 0", lambda v: v > 0)
+non_negative = Rule("0 or above", lambda v: v >= 0)
+at_least_one = Rule("1 or above", lambda v: v >= 1)
+fraction = Rule("above 0 and at most 1", lambda v: 0 < v <= 1)
+
+
+def one_of(*names: str) -> Rule:
+    return Rule(f"one of {', '.join(names)}", lambda v: v in names)
+
+
+class Option(NamedTuple):
+    """What a person may want to know of one field."""
+
+    name: str
+    kind: str
+    default: Any
+    help: str
+
+
+KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    type(None): "nothing",
+}
+
+
+def _parts(annotation: Any) -> tuple[tuple[Any, ...], list[Rule], str]:
+    """The plain types, the rules and the help of an annotation."""
+    rules: list[Rule] = []
+    text = ""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation, *extras = typing.get_args(annotation)
+        rules = [e for e in extras if isinstance(e, Rule)]
+        text = next((e for e in extras if isinstance(e, str)), "")
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return (typing.get_args(annotation) if union else (annotation,)), rules, text
+
+
+def _words(kinds: tuple[Any, ...], rules: list[Rule]) -> str:
+    nouns = " or ".join(KINDS[k] for k in kinds if k is not type(None))
+    if any(r.words.startswith("one of") for r in rules):
+        nouns = ""
+    return " ".join([nouns, *(r.words for r in rules)]).strip()
+
+
+def _is_kind(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def show(value: Any) -> str:
+    """A value as the person wrote it, short."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_value(name: str, value: Any, annotation: Any) -> Any:
+    """The value, of its declared type, or an error that names it."""
+    kinds, rules, _ = _parts(annotation)
+    if value is None and type(None) in kinds:
+        return None
+    if any(_is_kind(value, k) for k in kinds) and all(r.holds(value) for r in rules):
+        return float(value) if float in kinds and isinstance(value, int) else value
+    raise FedslrError(f"{name}: got {show(value)}, expected {_words(kinds, rules)}")
+
+
+def hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def fields(cls: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(cls)]
+
+
+def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
+    """An instance of a dataclass from a table, every key and value checked."""
+    known = fields(cls)
+    for key in table:
+        if key not in known:
+            place = f" in {where}" if where else ""
+            options = suggest(key, known) if known else "it takes no options"
+            raise FedslrError(f"unknown key '{key}'{place}; {options}")
+    annotations = hints(cls)
+    prefix = f"{where}." if where else ""
+    return cls(**{k: check_value(prefix + k, v, annotations[k]) for k, v in table.items()})
+
+
+def check(instance: Any) -> None:
+    """Verify every field of a (frozen) dataclass instance; whole numbers given for numbers become numbers."""
+    annotations = hints(type(instance))
+    for name in fields(type(instance)):
+        value = check_value(name, getattr(instance, name), annotations[name])
+        object.__setattr__(instance, name, value)
+
+
+def describe(cls: type) -> list[Option]:
+    """Every option of a dataclass: name, what it may be, default, help."""
+    annotations = hints(cls)
+    options = []
+    for f in dataclasses.fields(cls):
+        kinds, rules, text = _parts(annotations[f.name])
+        default = None if f.default is dataclasses.MISSING else f.default
+        options.append(Option(f.name, _words(kinds, rules), default, text))
+    return options

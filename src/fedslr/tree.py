@@ -1,0 +1,79 @@
+"""Arithmetic on Params: a model, a gradient, a dual are all dictionaries of tensors, possibly nested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Any]
+
+
+def map(fn: Callable[..., Any], first: Tree, *rest: Tree) -> Tree:
+    """Apply `fn` leaf by leaf to trees of the same shape."""
+    out: Tree = {}
+    for key, leaf in first.items():
+        others = [tree[key] for tree in rest]
+        out[key] = map(fn, leaf, *others) if isinstance(leaf, dict) else fn(leaf, *others)
+    return out
+
+
+def zeros(params: Tree) -> Tree:
+    return map(torch.zeros_like, params)
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    return map(torch.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    return map(torch.sub, a, b)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """The leaves, in the order of the keys."""
+    out: list[Any] = []
+    for leaf in tree.values():
+        out.extend(leaves(leaf) if isinstance(leaf, dict) else [leaf])
+    return out
+
+
+def dot(a: Tree, b: Tree) -> Tensor:
+    """The inner product ⟨a, b⟩ over all leaves."""
+    return torch.stack([(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]).sum()
+
+
+def norm(a: Tree) -> Tensor:
+    """The Euclidean norm over all leaves."""
+    return dot(a, a).sqrt()
+
+
+class Mean:
+    """A weighted mean that holds one tree, however many are added: Σ weight·tree / Σ weight."""
+
+    def __init__(self) -> None:
+        self._sum: Tree | None = None
+        self._weight = 0.0
+
+    def add(self, tree: Tree, weight: float = 1.0) -> None:
+        if self._sum is None:
+            self._sum = map(lambda x: x * weight, tree)
+        else:
+            self._sum = map(lambda s, x: s.add(x, alpha=weight), self._sum, tree)
+        self._weight += weight
+
+    def value(self) -> Tree:
+        if self._sum is None:
+            raise ValueError("the mean of nothing is not defined")
+        total = self._weight
+        return map(lambda s: s / total, self._sum)
+
+
+def mean(trees: list[Tree]) -> Tree:
+    """The plain mean of several trees."""
+    out = Mean()
+    for tree in trees:
+        out.add(tree)
+    return out.value()

@@ -1,0 +1,154 @@
+"""The words everything else is written in: Params, Batch, Task, Round and the Algorithm protocol."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedslr import schema
+from fedslr.matrix import LowRank
+
+Params = dict[str, Tensor]
+"""A model, a gradient, a dual: one tensor for every trainable parameter of the model."""
+
+Payload = dict[str, Any]
+"""What travels: names to tensors, low-rank factors or again such a dictionary."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Outputs and targets of a batch to their mean loss."""
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+class Round(NamedTuple):
+    """What a client has to know of the round it trains in."""
+
+    number: int
+    """Counted from 0."""
+    total: int
+    lr: float
+    """The local step size η of this round."""
+    epochs: int
+    """Passes over the data for the global part."""
+    personal_epochs: int
+    """Passes over the data for a personal part."""
+
+
+class LocalData(Protocol):
+    """One client's training data, as an engine hands it to `local_update`."""
+
+    num_examples: int
+
+    def epochs(self, count: int, phase: int = 0) -> Iterable[Batch]:
+        """The batches of `count` freshly shuffled passes; each phase of a method has shuffles of its own."""
+        ...
+
+
+class Task:
+    """The learning problem: a model, a loss, a weight decay. Methods ask it for gradients."""
+
+    def __init__(self, model: nn.Module, loss: Loss, weight_decay: float) -> None:
+        self.model = model
+        self.loss_function = loss
+        self.weight_decay = weight_decay
+
+    def params(self) -> Params:
+        """The model's own trainable parameters."""
+        return {k: p.detach().clone() for k, p in self.model.named_parameters() if p.requires_grad}
+
+    def outputs(self, params: Params, x: Tensor, train: bool = False) -> Tensor:
+        if self.model.training != train:
+            self.model.train(train)
+        out: Tensor = functional_call(self.model, params, (x,))
+        return out
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """f(params; batch), without weight decay."""
+        return self.loss_function(self.outputs(params, batch.x, train=True), batch.y)
+
+    def loss_grad(self, params: Params, batch: Batch) -> Params:
+        """∇f(params; batch), without weight decay."""
+        free = {k: v.detach().requires_grad_() for k, v in params.items()}
+        with torch.enable_grad():
+            grads = torch.autograd.grad(
+                self.loss(free, batch), list(free.values()), allow_unused=True, materialize_grads=True
+            )
+        return dict(zip(free, grads, strict=True))
+
+    def grad(self, params: Params, batch: Batch) -> Params:
+        """g(params) = ∇f(params; batch) + wd·params."""
+        grads = self.loss_grad(params, batch)
+        return {k: g.add(params[k], alpha=self.weight_decay) for k, g in grads.items()}
+
+
+Server = TypeVar("Server", bound=tuple[Any, ...])
+Client = TypeVar("Client", bound=tuple[Any, ...])
+
+
+class Algorithm(ABC, Generic[Server, Client]):
+    """A federated method: hyperparameters (a frozen dataclass) and a handful of pure functions.
+
+    No function here touches a file, a device, a random generator or a print; engines run them. States are NamedTuples
+    of Params. Uploads are differences `v − w`, never models, and the server sees only their weighted mean.
+    """
+
+    name: ClassVar[str]
+    """How recipes call the method."""
+
+    def __post_init__(self) -> None:
+        schema.check(self)
+
+    @abstractmethod
+    def init_server(self, w: Params, num_clients: int) -> Server:
+        """The server before the first round, from the initial model."""
+
+    @abstractmethod
+    def init_client(self, w: Params) -> Client:
+        """A client before its first round, from the initial model; `()` when the method keeps nothing."""
+
+    @abstractmethod
+    def broadcast(self, server: Server) -> Payload:
+        """What every sampled client is sent. Matrices may be low-rank factors; clients receive them multiplied out."""
+
+    @abstractmethod
+    def local_update(
+        self, task: Task, client: Client, payload: Payload, data: LocalData, round: Round
+    ) -> tuple[Client, Payload]:
+        """One client's work of a round: its new state and its upload."""
+
+    def weight(self, num_examples: int) -> float:
+        """The weight of an upload in the mean: 1, a plain mean, unless the method says otherwise."""
+        return 1.0
+
+    @abstractmethod
+    def aggregate(self, server: Server, mean_upload: Payload, cohort_size: int) -> Server:
+        """The server after the round, from the weighted mean of the uploads and how many there were."""
+
+    @abstractmethod
+    def global_model(self, server: Server) -> Params | None:
+        """The one model everybody could use, dense; None where the method has none."""
+
+    @abstractmethod
+    def personal_model(self, task: Task, client: Client, payload: Payload, data: LocalData) -> Params:
+        """A client's own model, from its state and the latest broadcast. It may adapt on the client's data."""
+
+    def deployed(self, client: Client, payload: Payload) -> Payload:
+        """The parts a client has to keep to run its personal model; their numbers are the model's size."""
+        return payload
+
+    def ranks(self, server: Server) -> dict[str, int]:
+        """The rank of every layer of the global model, where the method makes them low; else nothing."""
+        return {}
+
+
+def ranks_of(model: Mapping[str, Tensor | LowRank]) -> dict[str, int]:
+    """The rank of every layer given as factors."""
+    return {k: x.rank for k, x in model.items() if isinstance(x, LowRank)}
