@@ -33,9 +33,14 @@ class Eager:
 
     def local_update(self, client: int, state: Any, payload: Payload, round: Round) -> tuple[Any, Payload]:
         """One client's work. Dropout and its like draw from the round and the client, so a resumed run repeats them."""
-        devices = [self.clients[client].y.device] if self.clients[client].y.is_cuda else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            torch.manual_seed(seed_for(self.seed, round.number, client))
+        device = self.clients[client].y.device
+        on_gpu = device.type == "cuda"
+        with torch.random.fork_rng(devices=[device] if on_gpu else []), torch.no_grad():
+            # torch.manual_seed would seed every device there is, and remember a stack trace where there is none.
+            seed = seed_for(self.seed, round.number, client)
+            torch.default_generator.manual_seed(seed)
+            if on_gpu:
+                torch.cuda.default_generators[device.index].manual_seed(seed)
             return self.algorithm.local_update(self.task, state, payload, self._data(client, round.number), round)
 
     def personal_model(self, client: int, state: Any, payload: Payload) -> Params:
