@@ -96,17 +96,22 @@ def _choose(flat: Array) -> tuple[str, int]:
     return kind, size if kind == "dense" else count
 
 
-def _factors_win(x: LowRank) -> bool:
-    """A layer travels as factors only where that is less than the matrix: r(m + n) < mn."""
-    return x.numbers * x.u.element_size() + ENTRY < prod(x.shape) * x.u.element_size()
+def _settle(leaf: Any) -> Any:
+    """A layer travels as factors only where they are smaller than the matrix, r(m + n) < mn; else multiplied out."""
+    if isinstance(leaf, LowRank):
+        width = leaf.u.element_size()
+        if leaf.numbers * width + ENTRY >= prod(leaf.shape) * width:
+            return leaf.dense()
+    return leaf
 
 
 def numbers(tree: Tree) -> int:
     """How many numbers a tree takes when every tensor is in its smallest form; positions are not counted."""
     total = 0
     for _, leaf in _leaves(tree):
+        leaf = _settle(leaf)
         if isinstance(leaf, LowRank):
-            total += min(leaf.numbers, prod(leaf.shape))
+            total += leaf.numbers
         elif isinstance(leaf, Tensor):
             total += _choose(_array(leaf).reshape(-1))[1]
     return total
@@ -154,8 +159,7 @@ def pack(tree: Tree) -> Packed:
     count = 0
     for path, leaf in _leaves(tree):
         entry = str(len(header))
-        if isinstance(leaf, LowRank) and not _factors_win(leaf):
-            leaf = leaf.dense()
+        leaf = _settle(leaf)
         if isinstance(leaf, LowRank):
             for name, factor in (("u", leaf.u), ("v", leaf.v)):
                 _require_finite(factor, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class Federation:
         made = [_client(i, arrays) for i, arrays in enumerate(clients)]
         if not made:
             raise FedslrError("clients: got none, expected at least one client with x, y, x_test and y_test")
+        if any(x.is_floating_point() for c in made for x in (c.x, c.x_test)):
+            made = [replace(c, x=_as_float(c.x), x_test=_as_float(c.x_test)) for c in made]
         shape = made[0].x.shape[1:]
         for i, client in enumerate(made):
             for part, x in (("x", client.x), ("x_test", client.x_test)):
@@ -102,6 +104,10 @@ def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
     if len(tensors["x"]) == 0:
         raise FedslrError(f"client {index}: x is empty; leave out clients without training data")
     return ClientData(**tensors)
+
+
+def _as_float(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.float()
 
 
 def _tensor(where: str, array: Any) -> Tensor:

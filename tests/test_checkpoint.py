@@ -1,0 +1,324 @@
+"""Whatever happens to a run, its last finished round is there, and going on from it is as if nothing had happened."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_federation, mlp
+
+import fedslr
+from fedslr import checkpoint, record, store
+from fedslr.store import DiskStore, Entry, MemoryStore
+
+STORES = pytest.mark.parametrize("kind", ["memory", "disk"])
+
+
+def run(out: Path | None = None, resume: bool = False, **changes: Any) -> fedslr.Result:
+    options = {"rounds": 5, "clients_per_round": 2, "batch_size": 4, "evaluate_every": 2, "lr": 0.05, **changes}
+    return fedslr.run(
+        fedslr.FedSLR(eta_g=2, rank_penalty=0.01), make_federation([5, 8, 3, 7]), model=mlp(), out=out, resume=resume, **options
+    )
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """What a finished run leaves, without clocks: every tensor's file, and the records."""
+    newest = max((folder / "checkpoint").glob("manifest-*.json"))
+    manifest = json.loads(newest.read_text())
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "server": manifest["server"][1],
+        "clients": {c: e[1] for c, e in manifest["clients"].items()},
+        "records": [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in records],
+    }
+
+
+class Killed(BaseException):
+    """The process dies here: nothing catches it, nothing is cleaned up."""
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
+    """Let the number-th operation on the disk be the last one; before or after it takes effect, by turns."""
+    log: list[str] = []
+
+    def wrap(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def operation(*args: Any, **kwargs: Any) -> Any:
+            log.append(name)
+            if len(log) == number and number % 2:
+                raise Killed
+            out = real(*args, **kwargs)
+            if len(log) == number:
+                raise Killed
+            return out
+
+        monkeypatch.setattr(owner, name, operation)
+
+    wrap(Path, "replace")
+    wrap(Path, "unlink")
+    wrap(os, "fsync")
+    wrap(record.RunFolder, "append")
+    return log
+
+
+@STORES
+def test_killed_at_any_disk_operation_and_resumed(kind, tmp_path, monkeypatch):
+    """Die at the 1st, 2nd, 3rd … operation on the disk; the resumed run ends as the one that never stopped."""
+    whole = tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        log = die_at(patch, 10**9)
+        run(whole, store=kind)
+    expected = contents(whole)
+    assert len(log) > 60
+    for number in range(1, len(log) + 1):
+        out = tmp_path / f"{number}"
+        with monkeypatch.context() as patch:
+            die_at(patch, number)
+            with pytest.raises(Killed):
+                run(out, store=kind)
+        run(out, resume=True, store=kind)
+        assert contents(out) == expected, f"killed at operation {number} ({log[number - 1]})"
+
+
+def start(out: Path, *options: str) -> subprocess.Popen[bytes]:
+    recipe = Path(__file__).parent.parent / "recipes" / "demo.toml"
+    sets = [f"--set={c}" for c in ("rounds=12", "data.clients=8", "clients_per_round=3", "evaluate.every=4")]
+    command = [sys.executable, "-m", "fedslr", "run", str(recipe), *sets, "--out", str(out), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+
+def test_sigkill_at_random_moments(tmp_path):
+    """A real process, killed with SIGKILL again and again, ends bit-identical to one never stopped."""
+    assert start(tmp_path / "whole").wait(120) == 0
+    chance = random.Random(0)
+    out, kills = tmp_path / "killed", 0
+    for _ in range(30):
+        process = start(out, *(["--resume"] if out.exists() else []))
+        metrics = out / "metrics.jsonl"
+        before = metrics.stat().st_size if metrics.exists() else 0
+        if kills < 5:
+            # Wait until it works, then a little longer.
+            while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > before):
+                time.sleep(0.01)
+            time.sleep(chance.random() * 0.15)
+            process.send_signal(signal.SIGKILL)
+        code = process.wait(120)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, process.stderr.read()
+        kills += 1
+    assert kills >= 3
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(tmp_path):
+    out = tmp_path / "run"
+    process = start(out, "--set=rounds=5000", "--set=checkpoint.every=1000")
+    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").stat().st_size:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+    lines = err.decode().strip().splitlines()
+    assert lines[-1].startswith("stopped after round ")
+    assert f"--out {out} --resume" in lines[-1]
+    finished = len((out / "metrics.jsonl").read_text().splitlines())
+    assert json.loads(max((out / "checkpoint").glob("manifest*")).read_text())["rounds"] == finished
+
+
+@STORES
+@pytest.mark.parametrize("victim", ["manifest", "server", "client"])
+@pytest.mark.parametrize("damage", ["flip", "half", "empty", "gone"])
+def test_a_damaged_newest_generation_gives_way_to_the_one_before(kind, victim, damage, tmp_path):
+    run(tmp_path / "whole", rounds=7, store=kind)
+    out = tmp_path / "run"
+    run(out, rounds=5, store=kind)
+    folder = out / "checkpoint"
+    if victim == "client":
+        # One that only the newest generation names.
+        newest, older = (
+            {e[0] for e in json.loads((folder / f"manifest-{n:06d}.json").read_text())["clients"].values()} for n in (5, 4)
+        )
+        path = folder / "clients" / sorted(newest - older)[0]
+    else:
+        path = next(folder.glob(f"{victim}-000005*"))
+    data = path.read_bytes()
+    match damage:
+        case "flip":
+            path.write_bytes(data[:-9] + bytes([data[-9] ^ 4]) + data[-8:])
+        case "half":
+            path.write_bytes(data[: len(data) // 2])
+        case "empty":
+            path.write_bytes(b"")
+        case "gone":
+            path.unlink()
+    warnings: list[str] = []
+    run(out, resume=True, rounds=7, warn=warnings.append, store=kind)
+    if not (victim == "manifest" and damage == "gone"):
+        assert "the checkpoint of round 5 is damaged" in warnings[0]
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_when_every_generation_is_damaged_it_says_so(tmp_path):
+    run(tmp_path)
+    for path in (tmp_path / "checkpoint").glob("server*"):
+        path.write_bytes(b"x")
+    with pytest.raises(fedslr.CheckpointError, match="every checkpoint in .* is damaged; start again"):
+        run(tmp_path, resume=True, warn=lambda text: None)
+
+
+@pytest.mark.parametrize("failing", range(1, 40, 3))
+@STORES
+def test_a_full_disk_stops_the_run_with_one_line_and_keeps_the_last_checkpoint(kind, failing, tmp_path, monkeypatch):
+    run(tmp_path / "whole", store=kind)
+    out, writes = tmp_path / "run", [0]
+    real = os.fsync
+
+    def full(handle: int) -> None:
+        writes[0] += 1
+        if writes[0] >= failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(fedslr.CheckpointError, match="cannot write .*No space left on device") as stopped:
+            run(out, store=kind)
+    assert "\n" not in str(stopped.value)
+    assert not list(out.rglob("*.tmp"))
+    run(out, resume=True, store=kind)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_two_generations_are_kept_and_nothing_else(tmp_path):
+    for kind in ("memory", "disk"):
+        out = tmp_path / kind
+        run(out, rounds=9, store=kind)
+        folder = out / "checkpoint"
+        manifests = sorted(p.name for p in folder.glob("manifest*"))
+        assert manifests == ["manifest-000008.json", "manifest-000009.json"]
+        assert sorted(p.name for p in folder.glob("server*")) == ["server-000008.safetensors", "server-000009.safetensors"]
+        named = {e[0] for m in manifests for e in json.loads((folder / m).read_text())["clients"].values()}
+        assert {p.name for p in (folder / "clients").iterdir()} == named
+
+
+def test_checkpoints_can_be_rare(tmp_path):
+    run(tmp_path, rounds=7, checkpoint_every=3)
+    assert sorted(p.name for p in (tmp_path / "checkpoint").glob("manifest*")) == ["manifest-000006.json", "manifest-000007.json"]
+
+
+def test_rounds_can_be_added_to_a_finished_run(tmp_path):
+    run(tmp_path / "a", rounds=3)
+    run(tmp_path / "a", resume=True, rounds=6, evaluate_every=2)
+    run(tmp_path / "b", rounds=6)
+    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
+    assert (a["server"], a["clients"]) == (b["server"], b["clients"])
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    first = run(tmp_path)
+    before = contents(tmp_path)
+    second = run(tmp_path, resume=True)
+    assert contents(tmp_path) == before
+    assert first.summary["accuracy"] == second.summary["accuracy"]
+    assert first.summary["bytes"] == second.summary["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"lr": 0.2}, "lr was 0.05, now 0.2"),
+        ({"seed": 1}, "seed was 0, now 1"),
+        ({"clients_per_round": 3}, "clients_per_round was 2, now 3"),
+    ],
+)
+def test_another_run_is_not_resumed(change, says, tmp_path):
+    run(tmp_path, rounds=2)
+    with pytest.raises(fedslr.FedslrError, match=says):
+        run(tmp_path, resume=True, rounds=2, **change)
+
+
+def test_other_data_or_another_model_are_noticed(tmp_path):
+    run(tmp_path, rounds=2)
+    method, options = fedslr.FedSLR(eta_g=2, rank_penalty=0.01), {"rounds": 4, "clients_per_round": 2, "batch_size": 4, "lr": 0.05}
+    with pytest.raises(fedslr.CheckpointError, match="the data are not the ones"):
+        fedslr.run(method, make_federation([5, 8, 3, 6]), mlp(), out=tmp_path, resume=True, **options)
+    wider = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3))
+    with pytest.raises(fedslr.CheckpointError, match="the model is not the one"):
+        fedslr.run(method, make_federation([5, 8, 3, 7]), wider, out=tmp_path, resume=True, **options)
+
+
+def test_a_folder_holds_one_run_of_one_process(tmp_path):
+    run(tmp_path, rounds=1)
+    with pytest.raises(fedslr.FedslrError, match="already holds a run; resume it with --resume"):
+        run(tmp_path, rounds=1)
+    with pytest.raises(fedslr.FedslrError, match="holds no run to resume"):
+        run(tmp_path / "nowhere", resume=True)
+    busy = record.RunFolder(tmp_path / "busy")
+    with pytest.raises(fedslr.FedslrError, match="another process is running"):
+        run(tmp_path / "busy", rounds=1)
+    busy.close()
+
+
+def test_changed_metrics_are_noticed(tmp_path):
+    run(tmp_path, rounds=2)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"round": 1', '"round": 9'))
+    with pytest.raises(fedslr.CheckpointError, match="was changed since its checkpoint"):
+        run(tmp_path, resume=True, rounds=3)
+
+
+@pytest.mark.parametrize("cls", [MemoryStore, DiskStore])
+def test_stores_give_back_what_they_were_given(cls, tmp_path):
+    kept = cls(tmp_path)
+    states = [{"state": {"p": {"w": torch.randn(4, 3) * i}, "n": i}} for i in range(4)]
+    for version, client in enumerate([3, 1, 3, 0], start=1):
+        kept.put(client, states[version - 1], version)
+    entries = dict(kept.save(5))
+    kept.collect()
+    again = cls(tmp_path)
+    again.load(entries, set())
+    for client, version in ((3, 3), (1, 2), (0, 4)):
+        for found in (kept.get(client), again.get(client)):
+            assert torch.equal(found["state"]["p"]["w"], states[version - 1]["state"]["p"]["w"])
+            assert found["state"]["n"] == version - 1
+    assert kept.get(2) is None
+
+
+def test_sparse_states_take_little_room(tmp_path):
+    x = torch.zeros(100_000)
+    x[:50] = 1.0
+    store.write_tree(tmp_path / "sparse.safetensors", {"p": x})
+    assert (tmp_path / "sparse.safetensors").stat().st_size < 2_000
+
+
+def test_a_state_file_is_plain_safetensors(tmp_path):
+    import safetensors.torch
+
+    entry = store.write_tree(tmp_path / "state.safetensors", {"w": torch.ones(3)})
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "state.safetensors")["0"], torch.ones(3))
+    assert torch.equal(store.read_tree(tmp_path, entry)["w"], torch.ones(3))
+    with pytest.raises(fedslr.CheckpointError, match="SHA-256 does not match"):
+        store.read_tree(tmp_path, Entry(entry.file, "0" * 64))
+    with pytest.raises(fedslr.CheckpointError, match="cannot read"):
+        store.read_tree(tmp_path, Entry("nothing", "0" * 64))
+
+
+def test_generations_that_are_not_json_are_damaged(tmp_path):
+    kept = checkpoint.Checkpoints(tmp_path)
+    (tmp_path / "manifest-000001.json").write_text("[1, 2")
+    with pytest.raises(fedslr.CheckpointError, match="every checkpoint"):
+        kept.load(lambda text: None)

@@ -1,0 +1,216 @@
+"""Splits keep their promises, batches repeat themselves, and people's own arrays are taken or refused in plain words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_arrays
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedslr
+from fedslr.data import splits
+from fedslr.data.batches import ShuffledData
+from fedslr.data.digits import digits
+from fedslr.errors import FedslrError
+
+LABELS = np.random.default_rng(0).integers(0, 10, 3000)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(clients=st.integers(1, 60), alpha=st.floats(0.01, 100), seed=st.integers(0, 1000), share=st.floats(0.1, 1))
+def test_dirichlet_is_disjoint_and_equal(clients, alpha, seed, share):
+    each = max(1, int(share * len(LABELS) / clients))
+    priors = splits.dirichlet_priors(clients, 10, alpha, rng(seed))
+    held = splits.by_priors(LABELS, priors, each, rng(seed))
+    assert [len(h) for h in held] == [each] * clients
+    everything = np.concatenate(held)
+    assert len(np.unique(everything)) == len(everything)
+    assert everything.min() >= 0
+    assert everything.max() < len(LABELS)
+
+
+@settings(max_examples=20, deadline=None)
+@given(clients=st.integers(1, 40), seed=st.integers(0, 1000))
+def test_iid_is_disjoint_and_equal(clients, seed):
+    each = len(LABELS) // clients
+    held = splits.iid(LABELS, clients, each, rng(seed))
+    assert [len(h) for h in held] == [each] * clients
+    assert len(np.unique(np.concatenate(held))) == each * clients
+
+
+def test_label_ratios_follow_the_prior():
+    """With plenty of every class, each client's counts are a draw from its prior: χ² stays in its range."""
+    labels = np.repeat(np.arange(10), 20_000)
+    priors = splits.dirichlet_priors(20, 10, 0.5, rng(3))
+    held = splits.by_priors(labels, priors, 2000, rng(4))
+    for prior, mine in zip(priors, held, strict=True):
+        expected = 2000 * prior
+        counts = np.bincount(labels[mine], minlength=10)
+        common = expected > 5
+        statistic = ((counts - expected)[common] ** 2 / expected[common]).sum()
+        assert statistic < 35
+
+
+def test_smaller_alpha_is_more_skewed():
+    def largest_share(alpha: float) -> float:
+        federation = fedslr.load("digits", clients=20, alpha=alpha, samples_per_client=30, seed=0)
+        return float(np.mean([np.bincount(c.y).max() / len(c.y) for c in federation.clients]))
+
+    assert largest_share(0.05) > largest_share(0.5) > largest_share(50) > 0.1
+
+
+def test_a_class_that_runs_out_starts_again_with_reuse():
+    labels = np.array([0] * 5 + [1] * 500)
+    priors = np.array([[1.0, 0.0]])
+    again = splits.by_priors(labels, priors, 20, rng(), reuse=True)[0]
+    assert sorted(np.bincount(again, minlength=5)[:5]) == [4] * 5
+    once = splits.by_priors(labels, priors, 20, rng())[0]
+    assert np.bincount(labels[once]).tolist() == [5, 15]
+
+
+def test_clients_are_interleaved():
+    """No client is served last: when a class is scarce, those of low and high number get the same share of it."""
+    labels = np.array([0] * 400 + [1] * 4000)
+    priors = np.full((40, 2), 0.5)
+    held = splits.by_priors(labels, priors, 100, rng())
+    scarce = np.array([(labels[h] == 0).sum() for h in held])
+    assert abs(scarce[:20].mean() - scarce[20:].mean()) < 4
+    assert scarce.min() > 0
+
+
+@pytest.mark.parametrize("options", [{"split": "iid"}, {"alpha": 0.1}, {"alpha": 0.1, "reuse": True}])
+def test_a_split_is_a_function_of_its_seed(options):
+    a, b, other = (fedslr.load("digits", clients=10, seed=s, **options) for s in (3, 3, 4))
+    for left, right in zip(a.clients, b.clients, strict=True):
+        assert torch.equal(left.x, right.x)
+        assert torch.equal(left.y_test, right.y_test)
+    assert not torch.equal(a.clients[0].x, other.clients[0].x)
+
+
+def test_test_sets_follow_the_training_ratio():
+    """⌊size · count/n⌋ of every class, without replacement; no more than there are."""
+    data = digits()
+    federation = fedslr.load("digits", clients=20, alpha=0.1, seed=1)
+    available = np.bincount(data.y_test)
+    for client in federation.clients:
+        counts = np.bincount(client.y, minlength=10)
+        expected = np.minimum(counts * 40 // len(client.y), available)
+        assert np.bincount(client.y_test, minlength=10).tolist() == expected.tolist()
+        assert len(torch.unique(client.x_test.flatten(1), dim=0)) == len(client.x_test)
+
+
+def test_floor_is_exact():
+    """0.29 · 100 is 28.999… in floating point; 29 of 100 must give 29."""
+    labels = np.array([0] * 29 + [1] * 71)
+    test = splits.matching_test_set(labels, np.repeat([0, 1], 200), 100, 2, rng())
+    assert len(test) == 100
+
+
+def test_digits_are_the_real_ones():
+    data = digits()
+    assert (len(data.x), len(data.x_test)) == (1347, 450)
+    assert tuple(data.x.shape[1:]) == (1, 8, 8)
+    assert np.bincount(data.y).min() > 120
+    federation = fedslr.load("digits", clients=20)
+    assert [len(c.y) for c in federation.clients] == [67] * 20
+    assert (federation.num_classes, federation.input_shape, federation.name) == (10, (1, 8, 8), "digits")
+
+
+def batches(size: int = 7, batch: int = 3, seed: int = 0, round: int = 0, client: int = 0, phase: int = 0, epochs: int = 2):
+    x = torch.arange(size)
+    data = ShuffledData(x.float()[:, None], x, batch, seed, round, client)
+    return [b.y.tolist() for b in data.epochs(epochs, phase)]
+
+
+def test_every_epoch_is_a_fresh_shuffle_and_keeps_its_short_last_batch():
+    found = batches()
+    assert [len(b) for b in found] == [3, 3, 1, 3, 3, 1]
+    first, second = sum(found[:3], []), sum(found[3:], [])
+    assert sorted(first) == sorted(second) == list(range(7))
+    assert first != second
+
+
+def test_batches_repeat_by_seed_round_client_and_phase():
+    assert batches() == batches()
+    for change in ({"seed": 1}, {"round": 1}, {"client": 1}, {"phase": 1}):
+        assert batches() != batches(**change)
+
+
+def test_inputs_and_labels_stay_together():
+    data = ShuffledData(torch.arange(9.0)[:, None], torch.arange(9), 4, 0, 0, 0)
+    assert all(torch.equal(b.x[:, 0], b.y.float()) for b in data.epochs(3))
+
+
+def test_own_arrays_of_many_kinds():
+    clients = make_arrays([4, 9], (3,))
+    clients[1] = {k: torch.from_numpy(v) for k, v in clients[1].items()}
+    clients.append({"x": [[1, 2, 3]], "y": [0], "x_test": np.zeros((0, 3)), "y_test": np.zeros(0, int)})
+    federation = fedslr.Federation.from_arrays(clients)
+    assert [len(c.y) for c in federation.clients] == [4, 9, 1]
+    assert federation.num_classes == 3
+    assert all(c.x.is_floating_point() for c in federation.clients)
+    images = fedslr.Federation.from_arrays(
+        [{"x": np.full((2, 1, 4, 4), 255, np.uint8), "y": [0, 1], "x_test": np.zeros((1, 1, 4, 4), np.uint8), "y_test": [1]}]
+    )
+    assert float(images.clients[0].x.max()) == 1.0
+
+
+def broken(change):
+    clients = make_arrays([4, 5], (3,))
+    change(clients)
+    return clients
+
+
+def poison(client, part, index, value):
+    def change(clients):
+        clients[client][part][index] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: c.clear(), "clients: got none"),
+        (lambda c: c[1].pop("y_test"), "client 1: y_test is missing"),
+        (lambda c: c[1].update(z=1), "client 1: unknown part 'z'"),
+        (lambda c: c.__setitem__(1, 3), "client 1: got a int"),
+        (lambda c: c[1].update(x=np.zeros((0, 3)), y=np.zeros(0, int)), "client 1: x is empty"),
+        (lambda c: c[1].update(y=[0]), "client 1: x has 5 samples but y has 1 labels"),
+        (lambda c: c[1].update(y=np.zeros(5)), "client 1: y must be one axis of whole-number labels"),
+        (lambda c: c[1].update(x=np.zeros((5, 4))), r"client 1: x holds inputs of shape \[4\], client 0 of \[3\]"),
+        (lambda c: c[1].update(x=np.zeros(5)), "client 1: x has 1 axes"),
+        (lambda c: c[1].update(x=["a"] * 5), "client 1: x is no array of numbers"),
+        (poison(1, "x", (0, 1), np.nan), "client 1: x has numbers that are not finite"),
+        (poison(0, "x_test", (0, 1), np.inf), "client 0: x_test has numbers that are not finite"),
+        (poison(1, "y", 2, 7), "client 1: y has label 7, expected 0 to 2"),
+        (poison(1, "y", 2, -1), "client 1: y has label -1, expected 0 to 2"),
+    ],
+)
+def test_wrong_arrays_are_refused_in_one_line(change, says):
+    with pytest.raises(FedslrError, match=says) as refused:
+        fedslr.Federation.from_arrays(broken(change), num_classes=3)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"name": "digit"}, "data.name: got 'digit', no such dataset; did you mean 'digits'?"),
+        ({"clients": 2000}, "data.clients: got 2000, but there are only 1347 training samples"),
+        ({"clients": 10, "samples_per_client": 200}, "data.samples_per_client: got 200, but 10 clients can have at most 134"),
+        ({"alpha": 0}, "data.alpha: got 0, expected a number above 0"),
+        ({"split": "dirichle"}, "data.split: got \"dirichle\", expected one of iid, dirichlet"),
+        ({"clents": 3}, "unknown key 'clents' in data; did you mean 'clients'?"),
+    ],
+)
+def test_wrong_splits_are_refused(options, says):
+    with pytest.raises(FedslrError) as refused:
+        fedslr.load(**{"name": "digits", **options})
+    assert says in str(refused.value)

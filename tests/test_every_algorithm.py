@@ -1,0 +1,137 @@
+"""One contract, run over the whole table of methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_federation, mlp
+
+import fedslr
+from fedslr import wire
+from fedslr.config import Settings
+from fedslr.engine.rounds import Simulation
+from fedslr.store import plain
+
+every = pytest.mark.parametrize("method", fedslr.ALGORITHMS.values(), ids=list(fedslr.ALGORITHMS))
+SIZES = [5, 11, 3, 8, 7]
+
+
+def run(method: Any, **changes: Any) -> fedslr.Result:
+    options = {"rounds": 4, "clients_per_round": 2, "batch_size": 4, "lr": 0.05, "evaluate_every": 2, **changes}
+    return fedslr.run(method(), make_federation(SIZES), model=mlp(), **options)
+
+
+def models(result: fedslr.Result) -> list[dict[str, torch.Tensor]]:
+    return [result.global_params, *(result.personal_params(i) for i in range(len(SIZES)))]
+
+
+def assert_equal(a: fedslr.Result, b: fedslr.Result) -> None:
+    for left, right in zip(models(a), models(b), strict=True):
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[k], right[k]) for k in left)
+    timeless = [[{k: v for k, v in r.items() if not k.startswith("seconds")} for r in x.records] for x in (a, b)]
+    assert [{k: v for k, v in r.items() if v is not None} for r in timeless[0]] == [
+        {k: v for k, v in r.items() if v is not None} for r in timeless[1]
+    ]
+
+
+@every
+def test_is_a_function_of_its_seed(method):
+    assert_equal(run(method), run(method))
+    assert run(method).records[0]["clients"] != run(method, seed=3).records[0]["clients"]
+
+
+@every
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_resumed_is_never_stopped(method, store, tmp_path):
+    def stop_after(number: int) -> Any:
+        rounds = iter(range(number))
+        return lambda: next(rounds, None) is None
+
+    with pytest.raises(fedslr.Interrupted, match="stopped after round 3 of 6"):
+        run(method, rounds=6, out=tmp_path / "a", store=store, should_stop=stop_after(2))
+    resumed = run(method, rounds=6, out=tmp_path / "a", resume=True, store=store)
+    assert_equal(resumed, run(method, rounds=6))
+
+
+@every
+@pytest.mark.parametrize("sampled", [1, 5])
+def test_cohorts_of_one_and_of_everyone(method, sampled):
+    result = run(method, clients_per_round=sampled)
+    assert all(len(r["clients"]) == sampled for r in result.records)
+    assert all(torch.isfinite(x).all() for model in models(result) for x in model.values())
+
+
+@every
+def test_what_travels_survives_the_wire(method):
+    algorithm = method()
+    simulation = Simulation(algorithm, make_federation(SIZES), mlp(), Settings(rounds=3, clients_per_round=2))
+    for _ in simulation.rounds():
+        pass
+    for sent in (algorithm.broadcast(simulation.server), plain(simulation.server), plain(simulation.state(1))):
+        received = wire.unfold(wire.decode(wire.encode(sent).data))
+        for (path, a), (_, b) in zip(wire._leaves(wire.unfold(sent)), wire._leaves(received), strict=True):
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, path
+
+
+@every
+def test_bytes_counted_are_bytes_sent(method, monkeypatch):
+    sent: list[tuple[bytes, int]] = []
+    real = wire.encode
+
+    def spy(tree: Any) -> wire.Message:
+        message = real(tree)
+        sent.append((message.data, message.numbers))
+        return message
+
+    monkeypatch.setattr(wire, "encode", spy)
+    result = run(method, rounds=2)
+    # In order: the first broadcast, then every round its uploads and the next broadcast.
+    first, uploads, second = sent[0], sent[1:3], sent[3]
+    for record, down, ups in zip(result.records, (first, second), (uploads, sent[4:6]), strict=True):
+        assert record["bytes_down"] == 2 * len(down[0])
+        assert record["bytes_up"] == sum(len(data) for data, _ in ups)
+        assert record["numbers_down"] == 2 * down[1]
+        assert record["numbers_up"] == sum(count for _, count in ups)
+    assert result.summary["bytes"]["up"] == sum(r["bytes_up"] for r in result.records)
+
+
+@every
+def test_the_summary_keeps_its_contract(method):
+    result = run(method)
+    summary = result.summary
+    assert summary["algorithm"] == method.name
+    assert (summary["dataset"], summary["clients"], summary["rounds"]) == ("arrays", 5, 4)
+    assert 0 <= summary["accuracy"]["personal"] <= 1
+    assert set(summary["parameters"]) == {"dense", "global", "personal", "personal_std"}
+    assert summary["parameters"]["dense"] == 83
+    assert {"down", "up"} == set(summary["bytes"])
+    assert {"train", "aggregate", "evaluate"} <= set(summary["seconds"])
+    model = result.personal_model(3)
+    x = make_federation(SIZES).clients[3].x_test.float()
+    expected = torch.func.functional_call(mlp(), result.personal_params(3), (x,))
+    assert torch.equal(model(x), expected)
+
+
+@every
+def test_runs_on_digits(method):
+    federation = fedslr.load("digits", clients=10, split="dirichlet", alpha=0.1, seed=0)
+    result = fedslr.run(method(), federation, rounds=12, clients_per_round=5, evaluate_every=100)
+    assert result.summary["accuracy"]["personal"] > 0.5
+
+
+@pytest.mark.gpu
+@every
+def test_the_gpu_agrees_with_the_cpu(method):
+    a, b = (run(method, device=d, dtype=torch.float64) for d in ("cpu", "cuda"))
+    for left, right in zip(models(a), models(b), strict=True):
+        assert all((left[k] - right[k].cpu()).abs().max() < 1e-10 for k in left)
+
+
+@pytest.mark.gpu
+@every
+def test_resumed_is_never_stopped_on_the_gpu(method, tmp_path: Path):
+    test_resumed_is_never_stopped(method, "memory", tmp_path)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import make_federation, mlp
+from torch import nn
+
+import fedslr
+from fedslr import models
+from fedslr.errors import FedslrError
+from fedslr.types import Batch, Task
+
+IMAGES = make_federation([4, 4], (1, 8, 8), classes=4)
+TABLE = make_federation([4, 4], (6,), classes=3)
+
+
+def test_models_by_name_are_drawn_from_the_seed():
+    a, b, c = (models.build("cnn", IMAGES, seed) for seed in (1, 1, 2))
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    assert not torch.equal(a.conv1.weight, c.conv1.weight)
+    models.check(a, IMAGES)
+    assert sum(p.numel() for p in models.build("cnn", fedslr.load("digits"), 0).parameters()) == 38_282
+
+
+def test_building_leaves_the_global_generator_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    models.build("cnn", IMAGES, 0)
+    assert torch.equal(torch.rand(1), expected)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x), x
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), r"'1' \(BatchNorm1d\) keeps running statistics.*use GroupNorm"),
+        (nn.Sequential(nn.Linear(5, 3)), "does not take inputs of shape"),
+        (nn.Sequential(nn.Linear(6, 2)), r"answers 2 inputs with \[2, 2\], expected \[2, 3\]"),
+        (nn.LazyLinear(3), "lazy layers"),
+        (nn.Flatten(), "no trainable parameters"),
+        (Pair(), "answers 2 inputs with tuple"),
+        ("cn", "model.name: got 'cn', no such model; did you mean 'cnn'?"),
+        ("cnn", "'cnn' takes images"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(model, says):
+    with pytest.raises(FedslrError, match=says) as refused:
+        fedslr.run(fedslr.FedAvg(), TABLE, model=model, rounds=1)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_given_model_is_the_start_and_is_not_touched():
+    model = mlp()
+    before = [p.clone() for p in model.parameters()]
+    result = fedslr.run(fedslr.FedAvg(), TABLE, model=model, rounds=2, lr=1e-9, weight_decay=0, lr_decay=1)
+    for (name, p), old in zip(model.named_parameters(), before, strict=True):
+        assert torch.equal(p, old)
+        assert torch.allclose(result.global_params[name], old, atol=1e-6)
+
+
+def test_frozen_parameters_stay():
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    result = fedslr.run(fedslr.FedAvg(), TABLE, model=model, rounds=2)
+    assert "0.weight" not in result.global_params
+    assert torch.equal(result.personal_model(0)[0].weight, model[0].weight)
+
+
+class Tied(nn.Module):
+    """The second layer uses the first one's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Linear(6, 6)
+        self.b = nn.Linear(6, 6)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.b(torch.tanh(self.a(x)))
+        return out
+
+
+@pytest.mark.parametrize("model", [mlp(), Tied()])
+def test_gradients_are_those_of_backward(model):
+    """The task's parameter swapping gives what autograd gives, for shared weights too."""
+    task = Task(model, nn.functional.cross_entropy, weight_decay=0.1)
+    params = {k: v + 0.1 for k, v in task.params().items()}
+    batch = Batch(torch.randn(5, 6), torch.tensor([0, 1, 2, 0, 1]))
+    found = task.grad(params, batch)
+    kept = {k: v.clone() for k, v in model.state_dict().items()}
+    model.load_state_dict(params, strict=False)
+    model.zero_grad()
+    nn.functional.cross_entropy(model(batch.x), batch.y).backward()
+    for name, p in model.named_parameters():
+        assert torch.allclose(found[name], p.grad + 0.1 * params[name], atol=1e-6)
+    model.load_state_dict(kept)
+
+
+def test_dropout_is_repeatable():
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+
+    a, b = (fedslr.run(fedslr.FedAvg(), TABLE, model=model(), rounds=3).global_params for _ in range(2))
+    assert all(torch.equal(a[k], b[k]) for k in a)

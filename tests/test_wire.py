@@ -1,0 +1,304 @@
+"""The wire loses nothing, takes the smallest encoding, and rejects everything else cleanly."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from math import prod
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedslr import wire
+from fedslr.errors import WireError
+from fedslr.matrix import LowRank, matrix_shape
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
+
+
+@st.composite
+def tensors(draw):
+    shape = tuple(draw(st.lists(st.integers(0, 12), max_size=4)))
+    density = draw(st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    values = rng.normal(size=shape) * 10 * (rng.random(shape) < density)
+    return torch.from_numpy(np.asarray(values)).to(draw(st.sampled_from(DTYPES)))
+
+
+@st.composite
+def factors(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=2, max_size=4)))
+    m, n = matrix_shape(shape)
+    rank = draw(st.integers(0, min(m, n)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
+    return LowRank(
+        torch.randn(m, rank, generator=generator, dtype=dtype), torch.randn(n, rank, generator=generator, dtype=dtype), shape
+    )
+
+
+plain = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5) | st.floats(allow_nan=False, allow_infinity=False)
+leaves = tensors() | factors() | plain
+trees = st.dictionaries(st.text(max_size=8), st.recursive(leaves, lambda inner: st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=6), max_size=5)  # fmt: skip
+
+
+def assert_same(a, b):
+    assert type(a) is type(b) or {type(a), type(b)} == {torch.Tensor, LowRank}
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, torch.Tensor | LowRank):
+        a, b = (x.dense() if isinstance(x, LowRank) else x for x in (a, b))
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert torch.equal(a, b)
+        assert torch.equal(torch.signbit(a.float()), torch.signbit(b.float()))
+    else:
+        assert a == b
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees)
+def test_decode_of_encode_is_the_tree(tree):
+    assert_same(tree, wire.decode(wire.encode(tree).data))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(tensors() | factors(), min_size=1, max_size=5))
+def test_never_larger_than_dense(leaves):
+    tree = {str(i): leaf for i, leaf in enumerate(leaves)}
+    dense = {k: np.ascontiguousarray(wire._array(x)) for k, x in wire.unfold(tree).items()}
+    dense["header"] = wire.pack(tree).arrays["header"]
+    # The header's words for an encoding differ by a few letters.
+    assert len(wire.encode(tree).data) <= len(wire.seal(safetensors.numpy.save(dense))) + 8 * len(leaves)
+
+
+@settings(max_examples=100, deadline=None)
+@given(trees)
+def test_numbers_are_what_the_message_holds(tree):
+    assert wire.encode(tree).numbers == wire.numbers(tree)
+
+
+def body_of(tree):
+    return wire.load_arrays(wire.encode(tree).data[wire.FRAME.size :])
+
+
+def kinds(tree):
+    return [entry[1] for entry in json.loads(body_of(tree)["header"].tobytes())]
+
+
+def test_the_smallest_encoding_is_chosen():
+    sparse = torch.zeros(10_000)
+    sparse[::1000] = 1.0
+    half = torch.arange(10_000.0) * (torch.arange(10_000) % 2)
+    low = LowRank(torch.randn(100, 3), torch.randn(100, 3), (100, 100))
+    full = LowRank(torch.randn(100, 60), torch.randn(100, 60), (100, 100))
+    assert kinds({"a": sparse, "b": half, "c": torch.randn(500), "d": low, "e": full}) == [
+        "indices",
+        "bitmap",
+        "dense",
+        "factors",
+        "dense",
+    ]
+    assert wire.encode({"d": low}).numbers == 600
+    assert wire.encode({"e": full}).numbers == 10_000
+    assert wire.numbers({"a": sparse, "d": low, "e": full}) == 10 + 600 + 10_000
+    assert len(wire.encode({"a": sparse}).data) < 400
+
+
+def test_bytes_are_close_to_the_numbers():
+    dense = wire.encode({"w": torch.randn(1000, 100)})
+    assert 0 < len(dense.data) - 400_000 < 300
+
+
+def test_negative_zero_survives():
+    x = torch.zeros(1000)
+    x[3] = -0.0
+    assert torch.signbit(wire.decode(wire.encode({"x": x}).data)["x"])[3]
+
+
+def test_encoding_is_a_function_of_the_tree():
+    tree = {"a": torch.randn(50, 20), "b": {"c": torch.zeros(900)}}
+    assert wire.encode(tree).data == wire.encode(tree).data
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("size", [3, 5000])
+def test_what_is_not_finite_is_neither_sent_nor_accepted(bad, size):
+    x = torch.zeros(size)
+    x[1] = bad
+    with pytest.raises(WireError, match="'a/b' has numbers that are not finite"):
+        wire.encode({"a": {"b": x}})
+    arrays = body_of({"a": {"b": torch.ones(size)}})
+    arrays["0"] = x.numpy()
+    with pytest.raises(WireError, match="not finite"):
+        wire.decode(wire.seal(safetensors.numpy.save(arrays)))
+
+
+def test_large_finite_numbers_pass_although_their_sum_overflows():
+    x = torch.full((1000,), 3e38)
+    assert torch.equal(wire.decode(wire.encode({"x": x}).data)["x"], x)
+
+
+def test_nobody_can_send_objects():
+    with pytest.raises(TypeError, match="only tensors"):
+        wire.encode({"x": object()})
+
+
+SAMPLE = {
+    "dense": torch.randn(40, 3),
+    "nested": {"sparse": torch.eye(40), "bits": torch.arange(64.0) * (torch.arange(64) % 2), "none": {}},
+    "low": LowRank(torch.randn(30, 2), torch.randn(20, 2), (30, 20)),
+    "n": 7,
+}
+
+
+@pytest.mark.parametrize(
+    ("mutate", "says"),
+    [
+        (lambda d: b"", "truncated"),
+        (lambda d: d[:10], "truncated"),
+        (lambda d: d[:-1], "truncated or oversized"),
+        (lambda d: d + b"x", "truncated or oversized"),
+        (lambda d: b"PK" + d[2:], "no fedslr message"),
+        (lambda d: d[:4] + struct.pack("<H", 9) + d[6:], "version 9"),
+        (lambda d: d[:-1] + bytes([d[-1] ^ 1]), "checksum"),
+        (lambda d: wire.seal(b"not safetensors at all"), "malformed"),
+        (lambda d: wire.seal(b""), "malformed"),
+    ],
+)
+def test_a_broken_frame_is_refused(mutate, says):
+    with pytest.raises(WireError, match=says):
+        wire.decode(mutate(wire.encode(SAMPLE).data))
+
+
+def resealed(change):
+    """The sample message with its arrays or header changed, and a correct checksum."""
+    arrays = dict(body_of(SAMPLE))
+    header = json.loads(arrays["header"].tobytes())
+    change(arrays, header)
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    return wire.seal(safetensors.numpy.save(arrays))
+
+
+def set_header(line, place, value):
+    def change(arrays, header):
+        header[line][place] = value
+
+    return change
+
+
+def set_array(name, value):
+    return lambda arrays, header: arrays.__setitem__(name, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (set_header(0, 1, "zip"), "unknown encoding"),
+        (set_header(0, 2, "object"), "unknown element type"),
+        (set_header(0, 2, "float64"), "says float64 but carries float32"),
+        (set_header(0, 3, [40, 4]), "carries"),
+        (set_header(0, 3, [-1, 4]), "malformed shape"),
+        (set_header(0, 3, "big"), "malformed shape"),
+        (set_header(0, 3, [2**39, 2**39]), "larger than"),
+        (set_header(0, 0, []), "malformed"),
+        (set_header(0, 0, ["nested"]), "lies inside|comes twice"),
+        (set_header(0, 0, ["low"]), "comes twice"),
+        (set_header(1, 3, [39, 40]), "outside its shape"),
+        (set_header(2, 3, [63]), "bitmap|positions|values"),
+        (set_header(4, 3, [31, 20]), "do not fit"),
+        (set_header(4, 3, [600]), "do not fit"),
+        (set_header(5, 3, [1]), "no plain value"),
+        (set_array("9", np.zeros(3)), "nobody described"),
+        (set_array("1.indices", np.arange(40, dtype=np.int32)[::-1].copy()), "out of order"),
+        (set_array("1.indices", np.arange(40, dtype=np.int64)), "wrong type"),
+        (set_array("1.indices", np.arange(1561, 1601, dtype=np.int32)), "outside"),
+        (set_array("1.values", np.ones(39, np.float32)), "39 values for 40"),
+        (set_array("2.bitmap", np.full(9, 255, np.uint8)), "bitmap"),
+        (lambda a, h: a.pop("0"), "lacks its data"),
+        (lambda a, h: h.append(3), "malformed"),
+    ],
+)
+def test_a_wrong_claim_is_refused(change, says):
+    with pytest.raises(WireError, match=says):
+        wire.decode(resealed(change))
+
+
+def test_limits_on_size():
+    data = wire.encode(SAMPLE).data
+    with pytest.raises(WireError, match="more than the 100 allowed"):
+        wire.decode(data, max_bytes=100)
+    with pytest.raises(WireError, match="larger than the 1000 numbers"):
+        wire.decode(data, max_numbers=1000)
+
+
+def test_a_tiny_message_cannot_unfold_to_a_huge_tensor():
+    arrays = {"0.values": np.zeros(0, np.float32), "0.indices": np.zeros(0, np.int64)}
+    header = [[["x"], "indices", "float32", [2**20, 2**20]]]
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    with pytest.raises(WireError, match="larger than"):
+        wire.decode(wire.seal(safetensors.numpy.save(arrays)))
+
+
+def mutants(data: bytes, count: int, seed: int):
+    """Random damage: flipped bits, changed, removed, repeated and inserted bytes."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        out = bytearray(data)
+        for _ in range(rng.choice([1, 1, 2, 5])):
+            at = rng.randrange(len(out)) if out else 0
+            match rng.randrange(6):
+                case 0 if out:
+                    out[at] ^= 1 << rng.randrange(8)
+                case 1 if out:
+                    out[at] = rng.randrange(256)
+                case 2:
+                    del out[at : at + rng.randrange(1, 40)]
+                case 3:
+                    out[at:at] = rng.randbytes(rng.randrange(1, 20))
+                case 4:
+                    out[at:at] = out[: rng.randrange(1, 60)]
+                case 5 if out:
+                    # Digits in headers are what lengths, shapes and offsets are made of.
+                    digits = [i for i, b in enumerate(out) if 48 <= b <= 57]
+                    out[rng.choice(digits or [at])] = rng.choice(b"0123456789-e.")
+        yield bytes(out)
+
+
+def test_every_mutated_message_is_cleanly_rejected():
+    """10,000 damaged messages: each one a WireError, nothing else, nothing accepted."""
+    data = wire.encode(SAMPLE).data
+    tried = 0
+    for mutant in mutants(data, 10_000, seed=1):
+        if mutant != data:
+            tried += 1
+            with pytest.raises(WireError):
+                wire.decode(mutant)
+    assert tried > 9_500
+
+
+def test_mutants_with_a_valid_checksum_are_rejected_or_well_formed():
+    """The checksum forged, the parser itself is tried: a WireError, or a finite tree within the limits."""
+    body = wire.encode(SAMPLE).data[wire.FRAME.size :]
+    rejected = 0
+    for mutant in mutants(body, 10_000, seed=2):
+        try:
+            tree = wire.decode(wire.seal(mutant), max_numbers=10_000)
+        except WireError:
+            rejected += 1
+            continue
+        total = 0
+        for _, leaf in wire._leaves(tree):
+            if isinstance(leaf, LowRank):
+                total += prod(leaf.shape)
+            elif isinstance(leaf, torch.Tensor):
+                total += leaf.numel()
+                assert not leaf.is_floating_point() or torch.isfinite(leaf).all()
+        assert total <= 10_000
+    assert rejected > 1_000
