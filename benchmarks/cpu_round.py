@@ -14,6 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ LR, DECAY = 0.1, 1e-3
 
 
 def bare_rounds(federation: fedslr.Federation, settings: Settings) -> Iterator[nn.Module]:
-    """What a researcher writes in a notebook: torch.optim, one client after another, the weighted mean of the models."""
+    """What one writes in a notebook: torch.optim, one client after another, the weighted mean of the models."""
     model = models.build("cnn", federation, settings.seed)
     worker = copy.deepcopy(model)
     for t in range(settings.rounds):
@@ -64,7 +65,13 @@ def main() -> None:
     torch.set_num_threads(args.threads)
 
     settings = Settings(
-        rounds=args.rounds, clients_per_round=10, batch_size=10, epochs=2, lr=LR, weight_decay=DECAY, evaluate_every=10**9
+        rounds=args.rounds,
+        clients_per_round=10,
+        batch_size=10,
+        epochs=2,
+        lr=LR,
+        weight_decay=DECAY,
+        evaluate_every=10**9,
     )
     federation = fedslr.load("digits", clients=100, split="dirichlet", alpha=0.1, seed=0)
     simulation = Simulation(fedslr.FedAvg(), federation, "cnn", settings)
@@ -88,8 +95,8 @@ def main() -> None:
         print(f"{name:<20} {value:>9.4f} {value / base:>7.2f}")
     print(f"largest difference of the two models after {args.rounds - 1} rounds: {gap:.1e}")
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"seconds_per_round": medians, "threads": args.threads, "gap": gap}, file, indent=1)
+        figures = {"seconds_per_round": medians, "threads": args.threads, "gap": gap}
+        Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

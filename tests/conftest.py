@@ -54,7 +54,12 @@ def mlp(inputs: int = 6, classes: int = 3) -> nn.Module:
 def small_cnn(classes: int = 3) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv2d(4, 3, (3, 2)), nn.Flatten(), nn.LazyLinear(classes)
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.Tanh(),
+        nn.Conv2d(4, 3, (3, 2)),
+        nn.Flatten(),
+        nn.LazyLinear(classes),
     )
 
 

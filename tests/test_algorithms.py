@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_federation, mlp, small_cnn
 from torch import Tensor, nn
 
 import fedslr
+from conftest import make_federation, mlp, small_cnn
 from fedslr import tree
-from fedslr.matrix import dense
 from fedslr.config import Settings
 from fedslr.engine import cohort
 from fedslr.engine.rounds import Simulation
+from fedslr.matrix import dense
 
 SIZES = [5, 11, 3, 8, 7]
 FULL_BATCH = 1000
@@ -36,9 +36,18 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def run(algorithm: Any, model: nn.Module, shape: tuple[int, ...], sampled: int, rounds: int = 5, **changes: Any) -> Simulation:
+def run(
+    algorithm: Any, model: nn.Module, shape: tuple[int, ...], sampled: int, rounds: int = 5, **changes: Any
+) -> Simulation:
     settings = Settings(
-        **{**COMMON, "rounds": rounds, "clients_per_round": sampled, "batch_size": FULL_BATCH, "dtype": "float64", **changes}
+        **{
+            **COMMON,
+            "rounds": rounds,
+            "clients_per_round": sampled,
+            "batch_size": FULL_BATCH,
+            "dtype": "float64",
+            **changes,
+        }
     )
     simulation = Simulation(algorithm, make_federation(SIZES, shape), model, settings)
     for _ in simulation.rounds():
@@ -118,9 +127,7 @@ def transcription(
             mean_dual = sum(g[k] for g in gamma) / M
             new.append(transcribed_svt(mean_model - eta_g * mean_dual, lam * eta_g))
         w = new
-    return dict(zip(names, w, strict=True)), [
-        {n: a + b for n, a, b in zip(names, w, p, strict=True)} for p in personal
-    ]
+    return dict(zip(names, w, strict=True)), [{n: a + b for n, a, b in zip(names, w, p, strict=True)} for p in personal]
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -176,9 +183,7 @@ def test_the_mean_dual_server_is_the_all_duals_server(kind, sampled):
     options = {"eta_g": 3.0, "rank_penalty": 0.02, "l1_penalty": 1e-3}
     ours = run(fedslr.FedSLR(**options), build(), shape, sampled, 6, batch_size=4)
 
-    settings = Settings(
-        **{**COMMON, "rounds": 6, "clients_per_round": sampled, "batch_size": 4, "dtype": "float64"}
-    )
+    settings = Settings(**{**COMMON, "rounds": 6, "clients_per_round": sampled, "batch_size": 4, "dtype": "float64"})
     theirs = Simulation(AllDuals(**options), make_federation(SIZES, shape), build(), settings)
     AllDuals.clients = staticmethod(lambda: [theirs.state(i).gamma for i in range(len(SIZES))])
     for _ in theirs.rounds():

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_federation, mlp
 
 import fedslr
+from conftest import make_federation, mlp
 from fedslr import checkpoint, record, store
 from fedslr.store import DiskStore, Entry, MemoryStore
 
@@ -27,7 +27,12 @@ STORES = pytest.mark.parametrize("kind", ["memory", "disk"])
 def run(out: Path | None = None, resume: bool = False, **changes: Any) -> fedslr.Result:
     options = {"rounds": 5, "clients_per_round": 2, "batch_size": 4, "evaluate_every": 2, "lr": 0.05, **changes}
     return fedslr.run(
-        fedslr.FedSLR(eta_g=2, rank_penalty=0.01), make_federation([5, 8, 3, 7]), model=mlp(), out=out, resume=resume, **options
+        fedslr.FedSLR(eta_g=2, rank_penalty=0.01),
+        make_federation([5, 8, 3, 7]),
+        model=mlp(),
+        out=out,
+        resume=resume,
+        **options,
     )
 
 
@@ -150,7 +155,8 @@ def test_a_damaged_newest_generation_gives_way_to_the_one_before(kind, victim, d
     if victim == "client":
         # One that only the newest generation names.
         newest, older = (
-            {e[0] for e in json.loads((folder / f"manifest-{n:06d}.json").read_text())["clients"].values()} for n in (5, 4)
+            {e[0] for e in json.loads((folder / f"manifest-{n:06d}.json").read_text())["clients"].values()}
+            for n in (5, 4)
         )
         path = folder / "clients" / sorted(newest - older)[0]
     else:
@@ -176,7 +182,7 @@ def test_when_every_generation_is_damaged_it_says_so(tmp_path):
     run(tmp_path)
     for path in (tmp_path / "checkpoint").glob("server*"):
         path.write_bytes(b"x")
-    with pytest.raises(fedslr.CheckpointError, match="every checkpoint in .* is damaged; start again"):
+    with pytest.raises(fedslr.CheckpointError, match=r"every checkpoint in .* is damaged; start again"):
         run(tmp_path, resume=True, warn=lambda text: None)
 
 
@@ -195,7 +201,7 @@ def test_a_full_disk_stops_the_run_with_one_line_and_keeps_the_last_checkpoint(k
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(fedslr.CheckpointError, match="cannot write .*No space left on device") as stopped:
+        with pytest.raises(fedslr.CheckpointError, match=r"cannot write .*No space left on device") as stopped:
             run(out, store=kind)
     assert "\n" not in str(stopped.value)
     assert not list(out.rglob("*.tmp"))
@@ -210,14 +216,20 @@ def test_two_generations_are_kept_and_nothing_else(tmp_path):
         folder = out / "checkpoint"
         manifests = sorted(p.name for p in folder.glob("manifest*"))
         assert manifests == ["manifest-000008.json", "manifest-000009.json"]
-        assert sorted(p.name for p in folder.glob("server*")) == ["server-000008.safetensors", "server-000009.safetensors"]
+        assert sorted(p.name for p in folder.glob("server*")) == [
+            "server-000008.safetensors",
+            "server-000009.safetensors",
+        ]
         named = {e[0] for m in manifests for e in json.loads((folder / m).read_text())["clients"].values()}
         assert {p.name for p in (folder / "clients").iterdir()} == named
 
 
 def test_checkpoints_can_be_rare(tmp_path):
     run(tmp_path, rounds=7, checkpoint_every=3)
-    assert sorted(p.name for p in (tmp_path / "checkpoint").glob("manifest*")) == ["manifest-000006.json", "manifest-000007.json"]
+    assert sorted(p.name for p in (tmp_path / "checkpoint").glob("manifest*")) == [
+        "manifest-000006.json",
+        "manifest-000007.json",
+    ]
 
 
 def test_rounds_can_be_added_to_a_finished_run(tmp_path):
@@ -253,7 +265,10 @@ def test_another_run_is_not_resumed(change, says, tmp_path):
 
 def test_other_data_or_another_model_are_noticed(tmp_path):
     run(tmp_path, rounds=2)
-    method, options = fedslr.FedSLR(eta_g=2, rank_penalty=0.01), {"rounds": 4, "clients_per_round": 2, "batch_size": 4, "lr": 0.05}
+    method, options = (
+        fedslr.FedSLR(eta_g=2, rank_penalty=0.01),
+        {"rounds": 4, "clients_per_round": 2, "batch_size": 4, "lr": 0.05},
+    )
     with pytest.raises(fedslr.CheckpointError, match="the data are not the ones"):
         fedslr.run(method, make_federation([5, 8, 3, 6]), mlp(), out=tmp_path, resume=True, **options)
     wider = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3))

@@ -1,15 +1,17 @@
-"""Splits keep their promises, batches repeat themselves, and people's own arrays are taken or refused in plain words."""
+"""Splits keep their promises, batches repeat themselves, own arrays are taken or refused in plain words."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedslr
+from conftest import make_arrays
 from fedslr.data import splits
 from fedslr.data.batches import ShuffledData
 from fedslr.data.digits import digits
@@ -122,7 +124,9 @@ def test_digits_are_the_real_ones():
     assert (federation.num_classes, federation.input_shape, federation.name) == (10, (1, 8, 8), "digits")
 
 
-def batches(size: int = 7, batch: int = 3, seed: int = 0, round: int = 0, client: int = 0, phase: int = 0, epochs: int = 2):
+def batches(
+    size: int = 7, batch: int = 3, seed: int = 0, round: int = 0, client: int = 0, phase: int = 0, epochs: int = 2
+):
     x = torch.arange(size)
     data = ShuffledData(x.float()[:, None], x, batch, seed, round, client)
     return [b.y.tolist() for b in data.epochs(epochs, phase)]
@@ -131,7 +135,7 @@ def batches(size: int = 7, batch: int = 3, seed: int = 0, round: int = 0, client
 def test_every_epoch_is_a_fresh_shuffle_and_keeps_its_short_last_batch():
     found = batches()
     assert [len(b) for b in found] == [3, 3, 1, 3, 3, 1]
-    first, second = sum(found[:3], []), sum(found[3:], [])
+    first, second = (list(itertools.chain(*epoch)) for epoch in (found[:3], found[3:]))
     assert sorted(first) == sorted(second) == list(range(7))
     assert first != second
 
@@ -156,7 +160,14 @@ def test_own_arrays_of_many_kinds():
     assert federation.num_classes == 3
     assert all(c.x.is_floating_point() for c in federation.clients)
     images = fedslr.Federation.from_arrays(
-        [{"x": np.full((2, 1, 4, 4), 255, np.uint8), "y": [0, 1], "x_test": np.zeros((1, 1, 4, 4), np.uint8), "y_test": [1]}]
+        [
+            {
+                "x": np.full((2, 1, 4, 4), 255, np.uint8),
+                "y": [0, 1],
+                "x_test": np.zeros((1, 1, 4, 4), np.uint8),
+                "y_test": [1],
+            }
+        ]
     )
     assert float(images.clients[0].x.max()) == 1.0
 
@@ -204,9 +215,12 @@ def test_wrong_arrays_are_refused_in_one_line(change, says):
     [
         ({"name": "digit"}, "data.name: got 'digit', no such dataset; did you mean 'digits'?"),
         ({"clients": 2000}, "data.clients: got 2000, but there are only 1347 training samples"),
-        ({"clients": 10, "samples_per_client": 200}, "data.samples_per_client: got 200, but 10 clients can have at most 134"),
+        (
+            {"clients": 10, "samples_per_client": 200},
+            "data.samples_per_client: got 200, but 10 clients can have at most 134",
+        ),
         ({"alpha": 0}, "data.alpha: got 0, expected a number above 0"),
-        ({"split": "dirichle"}, "data.split: got \"dirichle\", expected one of iid, dirichlet"),
+        ({"split": "dirichle"}, 'data.split: got "dirichle", expected one of iid, dirichlet'),
         ({"clents": 3}, "unknown key 'clents' in data; did you mean 'clients'?"),
     ],
 )

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_federation, mlp
 
 import fedslr
+from conftest import make_federation, mlp
 from fedslr import wire
 from fedslr.config import Settings
 from fedslr.engine.rounds import Simulation

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import make_federation, mlp
 from torch import nn
 
 import fedslr
+from conftest import make_federation, mlp
 from fedslr import models
 from fedslr.errors import FedslrError
 from fedslr.types import Batch, Task
@@ -42,7 +42,10 @@ class Pair(nn.Module):
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), r"'1' \(BatchNorm1d\) keeps running statistics.*use GroupNorm"),
+        (
+            nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
+            r"'1' \(BatchNorm1d\) keeps running statistics.*use GroupNorm",
+        ),
         (nn.Sequential(nn.Linear(5, 3)), "does not take inputs of shape"),
         (nn.Sequential(nn.Linear(6, 2)), r"answers 2 inputs with \[2, 2\], expected \[2, 3\]"),
         (nn.LazyLinear(3), "lazy layers"),

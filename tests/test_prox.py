@@ -63,7 +63,7 @@ def by_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("operator", "product"), [(soft, by_elements), (svt, by_rows)], ids=["l1", "nuclear"])
 @pytest.mark.parametrize("threshold", [0.2, 0.9])
 def test_agrees_with_a_numerical_minimiser(operator, product, threshold):
-    """Both norms are minima over factorisations, ‖z‖ = min_{z = a∘b} ½(‖a‖² + ‖b‖²), which a smooth solver can minimise."""
+    """Both norms are minima over factorisations, ‖z‖ = min_{z = a∘b} ½(‖a‖² + ‖b‖²), which is smooth."""
     x = random((4, 4), 5)
 
     def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -73,7 +73,9 @@ def test_agrees_with_a_numerical_minimiser(operator, product, threshold):
         return float(value.detach()), gradient.numpy().ravel()
 
     start = random((2, 4, 4), 6).numpy().ravel()
-    found = scipy.optimize.minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-10})
+    found = scipy.optimize.minimize(
+        value_and_gradient, start, jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-10}
+    )
     minimiser = product(*torch.tensor(found.x.reshape(2, 4, 4)))
     assert (operator(x, threshold) - minimiser).abs().max() < 1e-5
 

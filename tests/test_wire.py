@@ -38,13 +38,22 @@ def factors(draw):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     dtype = draw(st.sampled_from([torch.float32, torch.float64]))
     return LowRank(
-        torch.randn(m, rank, generator=generator, dtype=dtype), torch.randn(n, rank, generator=generator, dtype=dtype), shape
+        torch.randn(m, rank, generator=generator, dtype=dtype),
+        torch.randn(n, rank, generator=generator, dtype=dtype),
+        shape,
     )
 
 
-plain = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5) | st.floats(allow_nan=False, allow_infinity=False)
+plain = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.text(max_size=5)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
 leaves = tensors() | factors() | plain
-trees = st.dictionaries(st.text(max_size=8), st.recursive(leaves, lambda inner: st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=6), max_size=5)  # fmt: skip
+branches = st.recursive(leaves, lambda inner: st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=6)
+trees = st.dictionaries(st.text(max_size=8), branches, max_size=5)
 
 
 def assert_same(a, b):

@@ -144,7 +144,6 @@ class _Display:
         self.rounds = rounds
         self.down = self.up = 0
         self.accuracy = ""
-        self.warned: set[str] = set()
         self.progress = Progress(
             TextColumn("round {task.completed}/{task.total}"),
             BarColumn(bar_width=24),
@@ -163,11 +162,7 @@ class _Display:
         self.progress.stop()
 
     def warn(self, text: str) -> None:
-        """Say a thing once, whatever the round."""
-        kind = text.partition(": ")[2] or text
-        if kind not in self.warned:
-            self.warned.add(kind)
-            err_console.print(f"warning: {text}", markup=False)
+        err_console.print(f"warning: {text}", markup=False)
 
     def show(self, record: Record) -> None:
         self.down += record.bytes_down
@@ -213,7 +208,11 @@ def _stop_on_signal(display: _Display) -> Iterator[_Stop]:
 
 def _print_summary(summary: dict[str, Any], records: list[dict[str, Any]], width: int) -> None:
     table = Table(
-        title=f"{summary['algorithm']} on {summary['dataset']}", box=None, title_justify="left", pad_edge=False
+        title=f"{summary['algorithm']} on {summary['dataset']}",
+        box=None,
+        title_justify="left",
+        pad_edge=False,
+        show_header=False,
     )
     table.add_column()
     table.add_column(justify="right")

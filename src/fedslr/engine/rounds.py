@@ -61,6 +61,7 @@ class Simulation:
         self.client_kind = type(algorithm.init_client(self.start))
         self.done = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._step_warned = False
         self._open_store(device)
         self._announce()
 
@@ -177,10 +178,11 @@ class Simulation:
             round.lr,
         )
         bound = found["eta_g_bound"]
-        if algorithm.eta_g > bound:
+        if algorithm.eta_g > bound and not self._step_warned:
+            self._step_warned = True
             self.warn(
-                f"round {round.number + 1}: eta_g = {algorithm.eta_g:g} is above 1/(2L) = {bound:.3g} with L as estimated: "
-                "the convergence theory does not cover it"
+                f"eta_g = {algorithm.eta_g:g} is above 1/(2L) = {bound:.3g}, with L as estimated in round "
+                f"{round.number + 1}: the convergence theory does not cover it"
             )
         return found
 

@@ -77,11 +77,19 @@ def accuracy_figure(runs: Mapping[str, Records]) -> Figure:
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes: Axes = figure.subplots()
     for colour, (name, records) in zip(COLOURS * (1 + len(runs) // len(COLOURS)), runs.items(), strict=False):
-        for key, style, label in (("accuracy_personal", "-", "personal"), ("accuracy_global", "--", "global")):
-            points = [(r["round"], 100 * r[key]) for r in records if r.get(key) is not None]
+        own, shared = (
+            [(r["round"], 100 * r[key]) for r in records if r.get(key) is not None]
+            for key in ("accuracy_personal", "accuracy_global")
+        )
+        curves = (
+            [(own, "-", name)]
+            if own == shared
+            else [(own, "-", f"{name}, personal"), (shared, "--", f"{name}, global")]
+        )
+        for points, style, label in curves:
             if points:
                 marker = "o" if len(points) == 1 else None
-                axes.plot(*zip(*points, strict=True), style, color=colour, marker=marker, label=f"{name}, {label}")
+                axes.plot(*zip(*points, strict=True), style, color=colour, marker=marker, label=label)
     axes.set(xlabel="communication round", ylabel="accuracy, mean over clients (%)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

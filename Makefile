@@ -1,0 +1,32 @@
+# Two commands set everything up: `make demo` and `make test`. Python 3.11 or newer is all they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint check clean
+
+demo: $(VENV)/.ready
+	rm -rf runs/demo
+	$(BIN)/fedslr run recipes/demo.toml --out runs/demo/fedslr
+	$(BIN)/fedslr run recipes/demo.toml --set algorithm.name=fedavg --out runs/demo/fedavg
+	@echo
+	$(BIN)/fedslr show runs/demo/fedslr runs/demo/fedavg --plot runs/demo/accuracy.png
+
+test: $(VENV)/.ready
+	$(BIN)/pytest -n auto
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedslr needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,247 @@
+"""The command line as a person meets it: what works, and what is said when something does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedslr
+from fedslr import cli
+
+TINY = """
+rounds = 2
+clients_per_round = 2
+batch_size = 20
+seed = 0
+algorithm = { name = "fedslr", eta_g = 5, rank_penalty = 5e-3, l1_penalty = 3e-3 }
+data = { name = "digits", clients = 4, samples_per_client = 20 }
+evaluate = { every = 1 }
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+def test_a_run_leaves_the_folder_it_promises(command, recipe, tmp_path):
+    out = tmp_path / "out"
+    code, printed, progress = command("run", recipe, "--out", out)
+    assert code == 0
+    assert {p.name for p in out.iterdir()} - {".lock"} == {
+        "checkpoint",
+        "config.toml",
+        "metrics.jsonl",
+        "report.html",
+        "summary.json",
+    }
+    for text in ("accuracy, global model", "accuracy, personal models", "% of dense", "sent down", "sent up", str(out)):
+        assert text in " ".join(printed.split()) or text in printed.replace("\n", "")
+    assert "round 2/2" in progress
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2]
+    for line in lines:
+        assert {"round", "lr", "clients", "bytes_down", "bytes_up", "rank", "seconds"} <= line.keys()
+        assert {"accuracy_global", "accuracy_personal", "accuracy_global_per_client"} <= line.keys()
+        assert len(line["accuracy_personal_per_client"]) == 4
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["algorithm"] == "fedslr"
+    assert summary["bytes"]["down"] == sum(line["bytes_down"] for line in lines)
+
+
+def test_a_written_config_is_rerunnable(command, recipe, tmp_path):
+    assert command("run", recipe, "--out", tmp_path / "a", "--set", "lr=0.05")[0] == 0
+    assert tomllib.loads((tmp_path / "a" / "config.toml").read_text())["lr"] == 0.05
+    assert command("run", tmp_path / "a" / "config.toml", "--out", tmp_path / "b")[0] == 0
+    a, b = (json.loads((tmp_path / x / "summary.json").read_text()) for x in "ab")
+    assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
+
+
+def test_resume_goes_on(command, recipe, tmp_path):
+    out = tmp_path / "out"
+    assert command("run", recipe, "--out", out)[0] == 0
+    assert command("run", recipe, "--out", out, "--resume", "--set", "rounds=3")[0] == 0
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_methods_are_listed(command):
+    code, printed, _ = command("algorithms")
+    assert code == 0
+    for name in fedslr.ALGORITHMS:
+        assert name in printed
+    assert "eta_g = 10  proximal step size" in printed
+
+
+def test_runs_are_shown_side_by_side(command, recipe, tmp_path):
+    for method in ("fedslr", "fedavg"):
+        assert command("run", recipe, "--out", tmp_path / method, "--set", f"algorithm.name={method}")[0] == 0
+    picture = tmp_path / "curves.png"
+    code, printed, _ = command("show", tmp_path / "fedslr", tmp_path / "fedavg", "--plot", picture)
+    assert code == 0
+    assert "fedavg" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_diagnostics_are_recorded_and_warned_of_once(command, recipe, tmp_path):
+    code, _, err = command("run", recipe, "--out", tmp_path / "out", "--diagnostics")
+    assert code == 0
+    assert err.count("above 1/(2L)") == 1
+    last = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"potential", "stationarity", "gradient_mapping", "smoothness"} <= last["diagnostics"].keys()
+
+
+def test_version_and_module_entry():
+    done = subprocess.run([sys.executable, "-m", "fedslr", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"fedslr {fedslr.__version__}"
+
+
+def test_help_names_every_command(command):
+    code, printed, _ = command("--help")
+    assert code == 0
+    for name in ("run", "show", "algorithms"):
+        assert name in printed
+
+
+def test_a_defect_is_not_hidden(command, recipe, tmp_path, monkeypatch):
+    """Exit code 1 and a traceback are for us: only a person's mistake is answered with a line."""
+    monkeypatch.setattr(cli.api, "run", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        command("run", recipe, "--out", tmp_path / "out")
+
+
+def test_an_error_inside_a_client_names_it(monkeypatch):
+    def broken(self: Any, *args: Any) -> Any:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(fedslr.FedAvg, "local_update", broken)
+    with pytest.raises(RuntimeError) as raised:
+        fedslr.run(fedslr.FedAvg(), fedslr.load("digits", clients=4), rounds=1, clients_per_round=1)
+    assert raised.value.__notes__[0].startswith("in round 1, client ")
+
+
+# --- wrong requests: exit code 2, one plain line, nothing lost ------------------------------------------------------
+
+WRONG_KEYS = [
+    ("clients_per_rounds=3", "unknown key 'clients_per_rounds' in the recipe; did you mean 'clients_per_round'?"),
+    ("algorithm.eta=3", "unknown key 'eta' in algorithm; did you mean 'eta_g'?"),
+    ("data.client=3", "unknown key 'client' in data; did you mean 'clients'?"),
+    ("model.nam=cnn", "unknown key 'nam' in model; did you mean 'name'?"),
+    ("evaluate.evry=3", "unknown key 'evry' in evaluate; did you mean 'every'?"),
+    ("rounds=0", "rounds: got 0, expected a whole number 1 or above"),
+    ("rounds=2.5", "rounds: got 2.5, expected a whole number 1 or above"),
+    ("rounds=many", 'rounds: got "many", expected a whole number 1 or above'),
+    ("rounds=true", "rounds: got true, expected a whole number 1 or above"),
+    ("clients_per_round=50", "clients_per_round: got 50, but there are only 4 clients; expected 1 to 4"),
+    ("batch_size=-1", "batch_size: got -1, expected a whole number 1 or above"),
+    ("lr=-0.1", "lr: got -0.1, expected a number above 0"),
+    ("lr=nan", "lr: got NaN, expected a number above 0"),
+    ("lr_decay=1.5", "lr_decay: got 1.5, expected a number above 0 and at most 1"),
+    ("weight_decay=-1", "weight_decay: got -1, expected a number 0 or above"),
+    ("seed=-1", "seed: got -1, expected a whole number 0 or above"),
+    ("dtype=float8", 'dtype: got "float8", expected one of float32, float64'),
+    ("device=tpu9", "device: got 'tpu9', which this machine cannot use; try auto or cpu"),
+    ("store=cloud", 'store: got "cloud", expected one of memory, disk'),
+    ("algorithm.name=fedsrl", "algorithm.name: got \"fedsrl\", no such method; did you mean 'fedslr'?"),
+    ("algorithm.name=3", "algorithm.name: got 3, no such method"),
+    ("algorithm.rank_penalty=-1e-4", "algorithm.rank_penalty: got -0.0001, expected a number 0 or above"),
+    ("algorithm.eta_g=0", "algorithm.eta_g: got 0, expected a number above 0"),
+    ("algorithm=fedavg", 'algorithm: got "fedavg", expected a table'),
+    ("data.name=digit", "data.name: got 'digit', no such dataset; did you mean 'digits'?"),
+    ("data.split=dirichlet2", 'data.split: got "dirichlet2", expected one of iid, dirichlet'),
+    ("data.alpha=0", "data.alpha: got 0, expected a number above 0"),
+    ("data.samples_per_client=5000", "data.samples_per_client: got 5000, but 4 clients can have at most"),
+    ("model.name=resnet", "model.name: got 'resnet', no such model"),
+    ("checkpoint.every=0", "checkpoint.every: got 0, expected a whole number 1 or above"),
+    ("lr.x=1", 'lr: got {"x": 1}, expected a number above 0'),
+    ("rounds", "--set: got 'rounds', expected key=value"),
+    ("lr=1e30", "training diverged: "),
+]
+
+
+def assert_one_plain_line(code: int, err: str, says: str) -> None:
+    lines = [line for line in err.splitlines() if not line.startswith("round ")]
+    assert code == 2, err
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: ")
+    assert says in lines[0]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("change", "says"), WRONG_KEYS, ids=[c for c, _ in WRONG_KEYS])
+def test_wrong_keys_and_values(change, says, command, recipe, tmp_path):
+    code, _, err = command("run", recipe, "--out", tmp_path / "out", "--set", change)
+    assert_one_plain_line(code, err, says)
+
+
+def write(path: Path, data: bytes | str) -> Path:
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+WRONG_CALLS = {
+    "no such recipe": (lambda p: ["run", p / "none.toml"], "none.toml: no such recipe file"),
+    "a folder as recipe": (lambda p: ["run", p], "cannot be read as a recipe"),
+    "not TOML": (lambda p: ["run", write(p / "bad.toml", "rounds = = 3")], "bad.toml: not valid TOML"),
+    "not text": (lambda p: ["run", write(p / "bin.toml", b"\xff\xfe\x00")], "cannot be read as a recipe"),
+    "unwritable folder": (
+        lambda p: ["run", p / "tiny.toml", "--out", write(p / "file", "x") / "sub"],
+        "out: cannot write to",
+    ),
+    "resume of nothing": (lambda p: ["run", p / "tiny.toml", "--out", p / "no", "--resume"], "holds no run to resume"),
+    "unknown option": (lambda p: ["run", p / "tiny.toml", "--fast"], "--fast"),
+    "unknown command": (lambda p: ["rum"], "rum"),
+    "missing recipe": (lambda p: ["run"], "Missing argument"),
+    "show of nothing": (lambda p: ["show", p / "none"], "no finished run"),
+    "diagnostics of fedavg": (
+        lambda p: ["run", p / "tiny.toml", "--set", "algorithm.name=fedavg", "--diagnostics", "--out", p / "o"],
+        "diagnostics: they are defined for fedslr, not for fedavg",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CALLS)
+def test_wrong_calls(case, command, recipe, tmp_path):
+    make, says = WRONG_CALLS[case]
+    code, _, err = command(*make(tmp_path))
+    assert_one_plain_line(code, err, says)
+
+
+def test_a_run_is_never_overwritten(command, recipe, tmp_path):
+    out = tmp_path / "out"
+    command("run", recipe, "--out", out)
+    before = (out / "summary.json").read_bytes()
+    code, _, err = command("run", recipe, "--out", out)
+    assert_one_plain_line(code, err, "already holds a run; resume it with --resume")
+    code, _, err = command("run", recipe, "--out", out, "--resume", "--set", "lr=0.3")
+    assert_one_plain_line(code, err, "this is not the run in")
+    assert (out / "summary.json").read_bytes() == before
+
+
+def test_a_damaged_checkpoint_is_one_line(command, recipe, tmp_path):
+    out = tmp_path / "out"
+    command("run", recipe, "--out", out)
+    for path in (out / "checkpoint").glob("manifest*"):
+        path.write_text("{}")
+    code, _, err = command("run", recipe, "--out", out, "--resume", "--set", "rounds=3")
+    lines = err.splitlines()
+    assert code == 2
+    assert [line.split(":")[0] for line in lines] == ["warning", "warning", "error"]
+    assert "every checkpoint" in lines[-1]
+
+
+def test_divergence_keeps_what_was_finished(command, recipe, tmp_path):
+    out = tmp_path / "out"
+    code, _, err = command(
+        "run", recipe, "--out", out, "--set", "lr=3e3", "--set", "rounds=50", "--set", "algorithm.name=fedavg"
+    )
+    assert code == 2
+    assert "training diverged" in err
+    assert "a lower lr helps" in err

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fedslr
+from fedslr import config, schema
+from fedslr.errors import FedslrError
+
+RECIPES = sorted((Path(__file__).parent.parent / "recipes").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.name)
+def test_every_recipe_is_valid_and_its_dump_is_the_same_recipe(path):
+    recipe = config.read(path)
+    assert config.parse(tomllib.loads(recipe.to_toml())) == recipe
+
+
+def test_an_empty_recipe_is_the_papers_defaults():
+    recipe = config.parse({})
+    s = recipe.settings
+    assert (s.rounds, s.batch_size, s.epochs, s.personal_epochs) == (1000, 20, 2, 1)
+    assert (s.lr, s.lr_decay, s.weight_decay) == (0.1, 0.998, 1e-3)
+    assert recipe.data.clients == 100
+    assert s.cohort_size(100) == 10
+    assert recipe.algorithm == fedslr.FedSLR(eta_g=10, rank_penalty=1e-4, l1_penalty=1e-3)
+    assert fedslr.ALGORITHMS["feddyn"]() == fedslr.FedDyn(alpha=0.1)
+
+
+def test_changes_are_toml_values_or_plain_words():
+    table = config.apply(
+        {}, ["lr=0.5", "data.name=digits", 'data.split="iid"', "algorithm.name=feddyn", "algorithm.alpha=1"]
+    )
+    assert table == {"lr": 0.5, "data": {"name": "digits", "split": "iid"}, "algorithm": {"name": "feddyn", "alpha": 1}}
+
+
+def test_choosing_another_method_drops_the_old_ones_hyperparameters():
+    table = {"algorithm": {"name": "fedslr", "eta_g": 3}}
+    assert config.parse(config.apply(table, ["algorithm.name=fedavg"])).algorithm == fedslr.FedAvg()
+    table = {"algorithm": {"name": "fedslr", "eta_g": 3}}
+    kept = config.apply(table, ["algorithm.name=fedslr", "algorithm.l1_penalty=0"])
+    assert config.parse(kept).algorithm == fedslr.FedSLR(eta_g=3, l1_penalty=0)
+
+
+def test_hostile_names_survive_a_dump():
+    nasty = 'a "quoted" \\ name\nwith <script> and ünicode'
+    text = config.dump(config.Settings(), fedslr.FedAvg(), {"name": nasty}, {"name": "cnn"})
+    assert tomllib.loads(text)["data"]["name"] == nasty
+
+
+def test_the_cohort_defaults_to_ten_or_all():
+    assert config.Settings().cohort_size(4) == 4
+    assert config.Settings().cohort_size(40) == 10
+    with pytest.raises(FedslrError, match="got 5, but there are only 4 clients; expected 1 to 4"):
+        config.Settings(clients_per_round=5).cohort_size(4)
+
+
+def test_every_option_has_help():
+    for cls in (config.Settings, fedslr.data.DataOptions, config.ModelOptions, *fedslr.ALGORITHMS.values()):
+        for option in schema.describe(cls):
+            assert option.help, f"{cls.__name__}.{option.name}"
+
+
+def test_checked_values_take_the_declared_type():
+    assert isinstance(schema.build(config.Settings, {"lr": 1}).lr, float)
+    assert isinstance(fedslr.FedSLR(eta_g=10).eta_g, float)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        fedslr.FedSLR().eta_g = 3  # type: ignore[misc]

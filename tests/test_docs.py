@@ -1,0 +1,51 @@
+"""What the documents show is what happens: their Python is run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedslr
+from conftest import make_federation, mlp
+
+ROOT = Path(__file__).parent.parent
+
+
+def python_blocks(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("index", range(len(python_blocks("README.md"))))
+def test_readme_examples_run(index, capsys):
+    scope: dict[str, Any] = {}
+    exec(compile(python_blocks("README.md")[index], f"README.md, example {index + 1}", "exec"), scope)
+    assert scope["result"].summary["accuracy"]["personal"] > 0.5
+
+
+def test_the_readme_example_is_about_ten_lines():
+    lines = [line for line in python_blocks("README.md")[0].splitlines() if line.strip()]
+    assert len(lines) <= 10
+
+
+def test_the_contributed_method_works(monkeypatch, tmp_path):
+    """CONTRIBUTING's walk, walked: the file is written, registered, run by name and resumed."""
+    (block,) = python_blocks("CONTRIBUTING.md")
+    scope: dict[str, Any] = {"__name__": "fedavgm"}
+    exec(compile(block, "fedavgm.py", "exec", dont_inherit=True), scope)
+    method = scope["FedAvgM"]
+    monkeypatch.setitem(fedslr.ALGORITHMS, method.name, method)
+    recipe = fedslr.config.parse({"algorithm": {"name": "fedavgm", "beta": 0.5}})
+    federation, options = make_federation([5, 8, 6]), {"lr": 0.05, "clients_per_round": 2}
+    whole = fedslr.run(recipe.algorithm, federation, mlp(), rounds=4, **options)
+    fedslr.run(recipe.algorithm, federation, mlp(), rounds=2, out=tmp_path, **options)
+    again = fedslr.run(recipe.algorithm, federation, mlp(), rounds=4, out=tmp_path, resume=True, **options)
+    plain = fedslr.run(method(beta=0), federation, mlp(), rounds=4, **options)
+    fedavg = fedslr.run(fedslr.FedAvg(), federation, mlp(), rounds=4, **options)
+    for name, x in whole.global_params.items():
+        assert torch.equal(x, again.global_params[name])
+        assert torch.equal(plain.global_params[name], fedavg.global_params[name])
+        assert not torch.equal(x, fedavg.global_params[name])
