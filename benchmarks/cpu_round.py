@@ -34,11 +34,12 @@ def bare_rounds(federation: fedslr.Federation, settings: Settings) -> Iterator[n
     """What one writes in a notebook: torch.optim, one client after another, the weighted mean of the models."""
     model = models.build("cnn", federation, settings.seed)
     worker = copy.deepcopy(model)
+    sizes = [len(c.y) for c in federation.clients]
     for t in range(settings.rounds):
         lr = LR * settings.lr_decay**t
         total: dict[str, torch.Tensor] = {}
         weights = 0
-        for c in cohort.uniform(len(federation.clients), settings.clients_per_round or 10, settings.seed, t):
+        for c in cohort.draw(cohort.uniform, 10, sizes, settings.seed, t):
             x, y = federation.clients[c].x, federation.clients[c].y
             worker.load_state_dict(model.state_dict())
             optimizer = torch.optim.SGD(worker.parameters(), lr=lr, weight_decay=DECAY)

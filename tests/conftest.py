@@ -13,6 +13,7 @@ from torch import nn
 
 import fedslr
 from fedslr import cli
+from fedslr.engine import cohort
 
 torch.set_num_threads(1)
 
@@ -61,6 +62,11 @@ def small_cnn(classes: int = 3) -> nn.Module:
         nn.Flatten(),
         nn.LazyLinear(classes),
     )
+
+
+def cohort_of(clients: int, size: int, round: int) -> list[int]:
+    """The clients that are sampled uniformly in a round of a run with seed 0."""
+    return cohort.draw(cohort.uniform, size, [1] * clients, 0, round)
 
 
 @pytest.fixture

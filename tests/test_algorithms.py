@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import fedslr
-from conftest import make_federation, mlp, small_cnn
-from fedslr import tree
+import transcriptions as rows
+from conftest import cohort_of, make_federation, mlp, small_cnn
+from fedslr import tree, wire
 from fedslr.config import Settings
-from fedslr.engine import cohort
 from fedslr.engine.rounds import Simulation
 from fedslr.matrix import dense
 
@@ -137,7 +137,7 @@ def test_fedslr_is_its_transcription(kind, sampled):
     build, shape = MODELS[kind]
     eta_g, lam, mu = 2.0, 0.05, 0.02
     ours = run(fedslr.FedSLR(eta_g=eta_g, rank_penalty=lam, l1_penalty=mu), build(), shape, sampled)
-    cohorts = [cohort.uniform(len(SIZES), sampled, 0, t) for t in range(5)]
+    cohorts = [cohort_of(len(SIZES), sampled, t) for t in range(5)]
     shared, personal = transcription(build(), make_federation(SIZES, shape).clients, cohorts, eta_g, lam, mu)
     assert_close(ours.algorithm.global_model(ours.server), shared)
     for i, expected in enumerate(personal):
@@ -192,54 +192,210 @@ def test_the_mean_dual_server_is_the_all_duals_server(kind, sampled):
     assert_close(ours.server.gamma, tree.mean([ours.state(i).gamma for i in range(len(SIZES))]))
 
 
-def test_fedavg_is_its_transcription():
-    model = mlp().double()
-    clients = make_federation(SIZES).clients
-    w = {k: p.detach().clone() for k, p in model.named_parameters()}
-    for t in range(4):
-        total = {k: torch.zeros_like(p) for k, p in w.items()}
-        sampled = cohort.uniform(len(SIZES), 3, 0, t)
-        for i in sampled:
-            worker = copy.deepcopy(model)
-            worker.load_state_dict(w)
-            optimizer = torch.optim.SGD(worker.parameters(), lr=0.1 * 0.9**t, weight_decay=0.01)
-            for _ in range(3):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(worker(clients[i].x), clients[i].y).backward()
-                optimizer.step()
-            for k, p in worker.named_parameters():
-                total[k] += p.detach() * SIZES[i]
-        w = {k: x / sum(SIZES[i] for i in sampled) for k, x in total.items()}
-    ours = run(fedslr.FedAvg(), mlp().double(), (6,), 3, rounds=4)
-    assert_close(ours.server.w, w)
-    assert_close(ours.personal_params(0), w)
+# --- every method is its row ----------------------------------------------------------------------------------------
+
+BITE = {"eta_g": 2.0, "rank_penalty": 0.05, "l1_penalty": 0.02}
+PAIR = {"eta_g": 2.0, "global_penalty": 0.02, "personal_penalty": 0.3}
+ROWS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "fedslr": (rows.fedslr, BITE),
+    "fedavg": (rows.fedavg, {}),
+    "fedprox": (rows.fedprox, {"mu": 0.7}),
+    "feddyn": (rows.feddyn, {"alpha": 0.5}),
+    "scaffold": (rows.scaffold, {}),
+    "perfedavg": (rows.perfedavg, {"alpha": 0.3, "beta": 0.2}),
+    "lgfedavg": (rows.lgfedavg, {}),
+    "fedrep": (rows.fedrep, {"head_epochs": 2}),
+    "ditto": (rows.ditto, {"lam": 0.7}),
+    "apfl": (rows.apfl, {"alpha": 0.3}),
+    "local": (rows.local, {}),
+    "fedspa": (rows.fedspa, {"density": 0.6, "prune": 0.4}),
+    "lpgd": (rows.lpgd, {**BITE, "rank_penalty": 1.0}),
+    "gpgd": (rows.gpgd, BITE),
+    "sparse-sparse": (rows.sparse_sparse, {**PAIR, "personal_penalty": 0.02}),
+    "sparse-lowrank": (rows.sparse_lowrank, PAIR),
+    "lowrank-lowrank": (rows.lowrank_lowrank, PAIR),
+}
 
 
-def test_feddyn_is_its_transcription():
-    """The table's row, with h and every γ_i kept in plain lists."""
-    model, alpha, M = mlp().double(), 0.5, len(SIZES)
-    clients = make_federation(SIZES).clients
-    w = {k: p.detach().clone() for k, p in model.named_parameters()}
-    h = {k: torch.zeros_like(p) for k, p in w.items()}
-    gamma = [{k: torch.zeros_like(p) for k, p in w.items()} for _ in clients]
-    for t in range(4):
-        sampled, eta, found = cohort.uniform(M, 2, 0, t), 0.1 * 0.9**t, []
-        for i in sampled:
-            v = {k: p.clone() for k, p in w.items()}
-            for _ in range(3):
-                free = {k: p.clone().requires_grad_() for k, p in v.items()}
-                out = torch.func.functional_call(model, free, (clients[i].x,))
-                grads = torch.autograd.grad(nn.functional.cross_entropy(out, clients[i].y), list(free.values()))
-                for (k, p), g in zip(v.items(), grads, strict=True):
-                    v[k] = p - eta * (g + 0.01 * p - gamma[i][k] + alpha * (p - w[k]))
-            for k in w:
-                gamma[i][k] = gamma[i][k] - alpha * (v[k] - w[k])
-            found.append(v)
-        for k in w:
-            h[k] = h[k] - alpha / M * sum(v[k] - w[k] for v in found)
-            w[k] = sum(v[k] for v in found) / len(found) - h[k] / alpha
-    ours = run(fedslr.FedDyn(alpha=alpha), mlp().double(), (6,), 2, rounds=4)
-    assert_close(ours.server.w, w)
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("name", fedslr.ALGORITHMS)
+def test_every_method_is_its_row(name, kind):
+    """Global and personal parameters after four rounds of three ragged clients, to 1e-10."""
+    row, options = ROWS[name]
+    build, shape = MODELS[kind]
+    ours = run(fedslr.ALGORITHMS[name](**options), build(), shape, 3, rounds=4)
+    cohorts = [cohort_of(len(SIZES), 3, t) for t in range(4)]
+    problem = rows.Problem(
+        build(),
+        [c.to(torch.device("cpu"), torch.float64) for c in make_federation(SIZES, shape).clients],
+        cohorts,
+        COMMON["lr"],
+        COMMON["lr_decay"],
+        COMMON["weight_decay"],
+        COMMON["epochs"],
+        COMMON["personal_epochs"],
+    )
+    shared, personal = row(problem, **options)
+    found = ours.algorithm.global_model(ours.server)
+    assert (found is None) == (shared is None)
+    if shared is not None:
+        assert_close(found, shared)
+    for i, expected in enumerate(personal):
+        assert_close(ours.personal_params(i), {k: expected[k] for k in ours.personal_params(i)})
+    moved = [float((personal[i][k] - build().state_dict()[k]).abs().max()) for i in cohorts[-1] for k in personal[i]]
+    assert max(moved) > 1e-3
+
+
+# --- reductions -----------------------------------------------------------------------------------------------------
+
+
+def pair(a: Any, b: Any, rounds: int = 5, **changes: Any) -> tuple[Simulation, Simulation]:
+    return tuple(run(x, mlp().double(), (6,), 3, rounds, batch_size=4, **changes) for x in (a, b))
+
+
+def assert_same_global(a: Simulation, b: Simulation, tolerance: float = 1e-10) -> None:
+    assert_close(a.algorithm.global_model(a.server), b.algorithm.global_model(b.server), tolerance)
+
+
+def test_ditto_without_pull_trains_locally():
+    a = run(fedslr.Ditto(lam=0), mlp().double(), (6,), 3, personal_epochs=3)
+    b = run(fedslr.Local(), mlp().double(), (6,), 3, epochs=3)
+    for i in range(len(SIZES)):
+        assert_close(a.personal_params(i), b.personal_params(i))
+
+
+def test_apfls_limits():
+    """α = 0 is FedAvg's plain mean with the global model for everybody; α = 1 trains locally."""
+    zero = run(fedslr.APFL(alpha=0), mlp().double(), (6,), 3)
+    assert_close(zero.personal_params(2), zero.algorithm.global_model(zero.server))
+    one, local = pair(fedslr.APFL(alpha=1), fedslr.Local())
+    for i in range(len(SIZES)):
+        assert_close(one.personal_params(i), local.personal_params(i))
+
+
+def test_scaffolds_first_round_is_fedavg():
+    """With zero controls, where every client weighs the same."""
+    federation = make_federation([6, 6, 6, 6])
+    settings = Settings(rounds=1, clients_per_round=2, dtype="float64")
+    a, b = (Simulation(m, federation, mlp().double(), settings) for m in (fedslr.Scaffold(), fedslr.FedAvg()))
+    for simulation in (a, b):
+        list(simulation.rounds())
+    assert_same_global(a, b)
+
+
+def test_fedprox_without_pull_is_fedavg():
+    assert_same_global(*pair(fedslr.FedProx(mu=0), fedslr.FedAvg()))
+
+
+def test_gpgd_and_lpgd_without_penalty_are_a_plain_mean():
+    federation = make_federation([6, 6, 6, 6])
+    settings = Settings(rounds=3, clients_per_round=2, dtype="float64")
+    found = [
+        Simulation(m, federation, mlp().double(), settings)
+        for m in (fedslr.FedAvg(), fedslr.GPGD(rank_penalty=0), fedslr.LPGD(rank_penalty=0))
+    ]
+    for simulation in found:
+        list(simulation.rounds())
+    assert_same_global(found[1], found[0])
+    assert_same_global(found[2], found[0])
+
+
+def test_a_sparse_global_part_without_penalty_is_feddyn():
+    assert_same_global(*pair(fedslr.SparseSparse(eta_g=4, global_penalty=0), fedslr.FedDyn(alpha=0.25)))
+
+
+def test_a_low_rank_global_part_is_fedslrs():
+    """The global part is the same whatever regularizes the personal one."""
+    a, b = pair(fedslr.LowRankLowRank(eta_g=2, global_penalty=0.03), fedslr.FedSLR(eta_g=2, rank_penalty=0.03))
+    assert_same_global(a, b)
+
+
+# --- FedSpa's masks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("density", [0.3, 0.5, 0.9, 1.0])
+def test_fedspas_density_is_constant_and_as_asked(density):
+    model = cnn()
+    total = sum(p.numel() for p in model.parameters())
+    settings = Settings(rounds=4, clients_per_round=3, dtype="float64")
+    simulation = Simulation(fedslr.FedSpa(density=density), make_federation(SIZES, (2, 5, 4)), model, settings)
+    seen = []
+    for record in simulation.rounds():
+        masks = [simulation.state(c).mask for c in record.clients]
+        for mask in masks:
+            assert sum(int(m.sum()) for m in mask.values()) == round(density * total)
+            assert all(m.all() for k, m in mask.items() if m.ndim == 1)
+        seen.append(torch.cat([m.flatten() for m in masks[0].values()]))
+    if density < 1:
+        assert any(not torch.equal(seen[0], later) for later in seen[1:])
+
+
+def test_pruned_weights_receive_no_gradient():
+    """What a client uploads is zero outside the mask it trained under, and clients' masks come to differ."""
+    algorithm = fedslr.FedSpa(density=0.5)
+    settings = Settings(rounds=6, clients_per_round=2, dtype="float64")
+    simulation = Simulation(algorithm, make_federation(SIZES), mlp().double(), settings)
+    for number in range(6):
+        before = {c: simulation.state(c).mask for c in cohort_of(len(SIZES), 2, number)}
+        kept: dict[int, Any] = {}
+        train = simulation.engine.local_update
+
+        def spy(client: int, state: Any, payload: Any, round: Any, train: Any = train, kept: Any = kept) -> Any:
+            out = train(client, state, payload, round)
+            kept[client] = (payload, out[1])
+            return out
+
+        simulation.engine.local_update = spy
+        next(simulation.rounds())
+        simulation.engine.local_update = train
+        for client, (payload, upload) in kept.items():
+            for k, mask in before[client].items():
+                assert not upload[k][~mask].any()
+                assert not payload[k][~mask].any()
+                assert upload[k][mask].any()
+    masks = [torch.cat([m.flatten() for m in simulation.state(c).mask.values()]) for c in range(len(SIZES))]
+    assert len({tuple(m.tolist()) for m in masks}) > 1
+
+
+# --- what is really in each message ---------------------------------------------------------------------------------
+
+SENT = {
+    "fedrep": (["0.weight", "0.bias"], ["0.weight", "0.bias"]),
+    "lgfedavg": (["2.weight", "2.bias"], ["2.weight", "2.bias"]),
+    "scaffold": (["w", "c"], ["w", "c"]),
+    "local": ([], []),
+}
+EVERYTHING = ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+@pytest.mark.parametrize("name", fedslr.ALGORITHMS)
+def test_only_what_is_shared_travels(name, monkeypatch):
+    sent: list[list[str]] = []
+    real = wire.encode
+
+    def spy(tree: Any) -> Any:
+        sent.append(list(wire.decode(real(tree).data)))
+        return real(tree)
+
+    monkeypatch.setattr(wire, "encode", spy)
+    run(fedslr.ALGORITHMS[name](), mlp().double(), (6,), 2, rounds=1)
+    down, up = SENT.get(name, (EVERYTHING, EVERYTHING))
+    # The first broadcast, two uploads, the next broadcast; FedSpa addresses each of its two clients as well.
+    expected = [] if name == "local" else [down, up, up, down] + [down, down] * (name == "fedspa")
+    assert sorted(map(sorted, sent)) == sorted(map(sorted, expected))
+
+
+def test_scaffold_sends_twice_as_much_and_fedspa_half():
+    numbers = {}
+    for method in (fedslr.FedAvg(), fedslr.Scaffold(), fedslr.FedSpa(density=0.5)):
+        federation = fedslr.load("digits", clients=4, seed=0)
+        result = fedslr.run(method, federation, rounds=2, clients_per_round=2, evaluate_every=5)
+        # The second round: before it SCAFFOLD's controls are zero, which costs nothing to send.
+        numbers[method.name] = [result.records[1][k] for k in ("numbers_down", "numbers_up", "bytes_down")]
+    assert numbers["scaffold"][:2] == [2 * n for n in numbers["fedavg"][:2]]
+    assert numbers["fedspa"][0] == pytest.approx(numbers["fedavg"][0] / 2, rel=0.01)
+    assert numbers["fedspa"][1] <= numbers["fedavg"][1] / 2
+    assert numbers["fedspa"][2] < 0.55 * numbers["fedavg"][2]
 
 
 def test_what_is_sent_has_the_rank_that_is_reported():

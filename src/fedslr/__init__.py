@@ -9,7 +9,26 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from fedslr.algorithms import ALGORITHMS, FedAvg, FedDyn, FedSLR
+from fedslr.algorithms import (
+    ALGORITHMS,
+    APFL,
+    GPGD,
+    LPGD,
+    Ditto,
+    FedAvg,
+    FedDyn,
+    FedProx,
+    FedRep,
+    FedSLR,
+    FedSpa,
+    LGFedAvg,
+    Local,
+    LowRankLowRank,
+    PerFedAvg,
+    Scaffold,
+    SparseLowRank,
+    SparseSparse,
+)
 from fedslr.api import Result, run
 from fedslr.config import Settings
 from fedslr.data import ClientData, Federation, load
@@ -23,22 +42,36 @@ except PackageNotFoundError:  # run from a source tree
 
 __all__ = [
     "ALGORITHMS",
+    "APFL",
+    "GPGD",
+    "LPGD",
     "Algorithm",
     "Batch",
     "CheckpointError",
     "ClientData",
+    "Ditto",
     "FedAvg",
     "FedDyn",
+    "FedProx",
+    "FedRep",
     "FedSLR",
+    "FedSpa",
     "Federation",
     "FedslrError",
     "Interrupted",
+    "LGFedAvg",
+    "Local",
     "LocalData",
+    "LowRankLowRank",
     "Params",
     "Payload",
+    "PerFedAvg",
     "Result",
     "Round",
+    "Scaffold",
     "Settings",
+    "SparseLowRank",
+    "SparseSparse",
     "Task",
     "WireError",
     "load",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedslr import schema
+from fedslr import metrics, schema
 from fedslr.config import DTYPES, Settings, difference, dump
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
@@ -69,11 +69,14 @@ def summarize(simulation: Simulation, records: list[dict[str, Any]]) -> dict[str
         "clients": simulation.num_clients,
         "rounds": simulation.done,
         "seed": simulation.settings.seed,
-        "accuracy": {"global": last.get("accuracy_global"), "personal": last.get("accuracy_personal")},
+        "accuracy": metrics.accuracy(records),
+        "accuracy_best": metrics.accuracy(records, pick="best"),
+        "accuracy_sampled": metrics.accuracy(records, clients="sampled"),
+        "fairness": metrics.fairness(last),
         "parameters": simulation.sizes().summary(),
         "rank": last["rank"],
         "bytes": {"down": sum(r["bytes_down"] for r in records), "up": sum(r["bytes_up"] for r in records)},
-        "paper_gb": numbers * 4 / 1e9,
+        "paper_gb": metrics.gigabytes(numbers),
         "seconds": {k: round(v, 6) for k, v in simulation.seconds.items()},
     }
 
@@ -95,8 +98,9 @@ def run(
     """Train a federation and return its models and figures.
 
     A model is a name or an `nn.Module`, whose own weights are the starting point. `settings` are the fields of
-    `fedslr.Settings`: rounds, clients_per_round, batch_size, epochs, personal_epochs, lr, lr_decay, weight_decay, seed,
-    device, dtype, store, diagnostics, evaluate_every, checkpoint_every. With `out` the run is written to a folder and
+    `fedslr.Settings`: rounds, clients_per_round, batch_size, epochs, personal_epochs, lr, lr_decay, weight_decay,
+    selection (a name or a function, see `fedslr.engine.cohort`), seed, device, dtype, store, diagnostics,
+    evaluate_every, checkpoint_every. With `out` the run is written to a folder and
     can be resumed; `on_round` sees every finished round; when `should_stop` says so, the run saves and raises
     `Interrupted`.
     """
@@ -104,13 +108,16 @@ def run(
         raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
     if not isinstance(federation, Federation):
         raise FedslrError("federation: expected what fedslr.load or Federation.from_arrays gives")
+    select = settings.get("selection") if callable(settings.get("selection")) else None
+    if select is None and settings.get("selection") == "custom":
+        raise FedslrError("selection: for a custom one give the function itself")
     checked = schema.build(Settings, _plain(settings))
     tell = warn or (lambda text: warnings.warn(text, stacklevel=3))
     text = config or dump(checked, algorithm, _data_table(federation), {"name": _model_name(model)})
     checked.cohort_size(len(federation.clients))
     folder = None if out is None else open_folder(Path(out), resume, text)
     try:
-        simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell)
+        simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell, select)
         if resume:
             simulation.resume()
         else:
@@ -160,6 +167,8 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
         plain["dtype"] = names.get(plain["dtype"], str(plain["dtype"]))
     if isinstance(plain.get("device"), torch.device):
         plain["device"] = str(plain["device"])
+    if callable(plain.get("selection")):
+        plain["selection"] = "custom"
     return plain
 
 

@@ -15,6 +15,7 @@ import torch
 from fedslr import schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.data import DataOptions
+from fedslr.engine.cohort import SELECTIONS
 from fedslr.errors import FedslrError, suggest
 from fedslr.models import MODELS
 from fedslr.schema import at_least_one, fraction, non_negative, one_of, positive
@@ -36,6 +37,7 @@ class Settings:
     lr: Annotated[float, positive, "local step size of the first round"] = 0.1
     lr_decay: Annotated[float, fraction, "factor of the step size per round"] = 0.998
     weight_decay: Annotated[float, non_negative, "weight of ½‖v‖² in every local loss"] = 1e-3
+    selection: Annotated[str, one_of(*SELECTIONS, "custom"), "how a round's clients are drawn"] = "uniform"
     seed: Annotated[int, non_negative, "of split, start, cohorts and batches"] = 0
     device: Annotated[str, "auto, cpu, cuda, cuda:1, …"] = "auto"
     dtype: Annotated[str, one_of(*DTYPES), "precision of training"] = "float32"
@@ -130,6 +132,8 @@ def parse(table: Mapping[str, Any]) -> Recipe:
         data = dataclasses.replace(data, seed=settings.seed)
     model = schema.build(ModelOptions, table.get("model", {}), "model")
     settings.cohort_size(data.clients)
+    if settings.selection == "custom":
+        raise FedslrError(f"selection: a recipe has {', '.join(SELECTIONS)}; own functions go to fedslr.run")
     return Recipe(settings, make_algorithm(table.get("algorithm", {})), data, model)
 
 

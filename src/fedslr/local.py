@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from fedslr.types import Batch
-
 Carry = TypeVar("Carry")
+Item = TypeVar("Item")
 
 
-def scan(step: Callable[[Carry, Batch], Carry], carry: Carry, batches: Iterable[Batch]) -> Carry:
+def scan(step: Callable[[Carry, Item], Carry], carry: Carry, batches: Iterable[Item]) -> Carry:
     """Carry a state through the batches: carry ← step(carry, batch)."""
     for batch in batches:
         carry = step(carry, batch)

@@ -1,12 +1,13 @@
-"""What is measured of a run: accuracies over clients, sizes of models."""
+"""What is measured of a run: accuracies over clients, fairness, sizes of models, the paper's gigabytes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PerClient = list[float | None]
+MODELS = ("global", "personal")
 
 
 class Evaluation(NamedTuple):
@@ -20,6 +21,44 @@ def average(values: Sequence[float | None] | None) -> float | None:
     """The plain average over the clients that have test data."""
     known = [v for v in values or [] if v is not None]
     return fmean(known) if known else None
+
+
+def accuracy(records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all") -> dict[str, float | None]:
+    """The accuracy of both models: in the last or the best evaluation, over all clients or those sampled then."""
+    found: dict[str, float | None] = {}
+    for model in MODELS:
+        values = []
+        for record in records:
+            each = record.get(f"accuracy_{model}_per_client")
+            if each is not None:
+                values.append(average([each[c] for c in record["clients"]] if clients == "sampled" else each))
+        known = [v for v in values if v is not None]
+        found[model] = None if not known else max(known) if pick == "best" else known[-1]
+    return found
+
+
+def fairness(record: Mapping[str, Any]) -> dict[str, dict[str, float] | None]:
+    """How evenly a model serves clients: the deviation over them, and the mean of the tenth that is served worst."""
+    found: dict[str, dict[str, float] | None] = {}
+    for model in MODELS:
+        known = sorted(v for v in record.get(f"accuracy_{model}_per_client") or [] if v is not None)
+        worst = known[: max(1, len(known) // 10)]
+        found[model] = {"std": pstdev(known), "worst_decile": fmean(worst)} if known else None
+    return found
+
+
+def gigabytes(numbers: float) -> float:
+    """The paper's unit of communication: four bytes for every number sent, up or down, in 10⁹ bytes."""
+    return numbers * 4 / 1e9
+
+
+PAPER_MODEL = 11_173_952
+"""The paper's ResNet18 with ten classes. Its tables scale every model to this size, whatever its number of classes."""
+
+
+def paper_gigabytes(numbers: float, dense: int) -> float:
+    """What the paper's Table 2 prints: the share of a dense model that was sent, as if that model were `PAPER_MODEL`."""
+    return gigabytes(numbers / dense * PAPER_MODEL)
 
 
 class Sizes(NamedTuple):

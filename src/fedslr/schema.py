@@ -33,6 +33,7 @@ class Rule(NamedTuple):
 positive = Rule("above 0", lambda v: v > 0)
 non_negative = Rule("0 or above", lambda v: v >= 0)
 at_least_one = Rule("1 or above", lambda v: v >= 1)
+share = Rule("from 0 to 1", lambda v: 0 <= v <= 1)
 fraction = Rule("above 0 and at most 1", lambda v: 0 < v <= 1)
 
 

@@ -145,7 +145,9 @@ def diagnose(
     w = dense(server.w)
     gammas = [c.gamma for c in clients]
     gradients = [f.gradient(w) for f in objectives]
-    mappings = [gradient_mapping(w, c.p, f, lr, algorithm.l1_penalty) for c, f in zip(clients, objectives, strict=True)]
+    mappings = [
+        gradient_mapping(w, dense(c.p), f, lr, algorithm.l1_penalty) for c, f in zip(clients, objectives, strict=True)
+    ]
     smoothness = max(f.curvature(w) for f in objectives)
     gaps = [float(tree.norm(tree.sub(c, g))) for c, g in zip(gammas, gradients, strict=True)]
     return {

@@ -35,6 +35,8 @@ class Round(NamedTuple):
     total: int
     lr: float
     """The local step size η of this round."""
+    decay: float
+    """What is left of every decaying step size: η over its first value."""
     epochs: int
     """Passes over the data for the global part."""
     personal_epochs: int
@@ -48,6 +50,18 @@ class LocalData(Protocol):
 
     def epochs(self, count: int, phase: int = 0) -> Iterable[Batch]:
         """The batches of `count` freshly shuffled passes; each phase of a method has shuffles of its own."""
+        ...
+
+    def pairs(self, count: int, phase: int = 0) -> Iterable[tuple[Batch, Batch]]:
+        """The same batches, each with the next one of its epoch; the last with the first."""
+        ...
+
+    def first_batch(self, phase: int = 0) -> Batch:
+        """The first batch of `epochs`."""
+        ...
+
+    def steps(self, count: int) -> int:
+        """How many batches `count` passes have."""
         ...
 
 
@@ -92,18 +106,17 @@ class Task:
         """f(params; batch), without weight decay."""
         return self.loss_function(self.outputs(params, batch.x, train=True), batch.y)
 
-    def loss_grad(self, params: Params, batch: Batch) -> Params:
-        """∇f(params; batch), without weight decay."""
+    def loss_grad(self, params: Params, batch: Batch, frozen: Params | None = None) -> Params:
+        """∇f(params; batch), without weight decay. Where `params` are part of the model, `frozen` is the rest."""
         free = {k: v.detach().requires_grad_() for k, v in params.items()}
         with torch.enable_grad():
-            grads = torch.autograd.grad(
-                self.loss(free, batch), list(free.values()), allow_unused=True, materialize_grads=True
-            )
+            loss = self.loss({**free, **frozen} if frozen else free, batch)
+            grads = torch.autograd.grad(loss, list(free.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(free, grads, strict=True))
 
-    def grad(self, params: Params, batch: Batch) -> Params:
+    def grad(self, params: Params, batch: Batch, frozen: Params | None = None) -> Params:
         """g(params) = ∇f(params; batch) + wd·params."""
-        grads = self.loss_grad(params, batch)
+        grads = self.loss_grad(params, batch, frozen)
         return {k: g.add(params[k], alpha=self.weight_decay) for k, g in grads.items()}
 
 
@@ -135,6 +148,10 @@ class Algorithm(ABC, Generic[Server, Client]):
     @abstractmethod
     def broadcast(self, server: Server) -> Payload:
         """What every sampled client is sent. Matrices may be low-rank factors; clients receive them multiplied out."""
+
+    def addressed(self, payload: Payload, client: Client) -> Payload:
+        """What of the broadcast one client is sent: all of it, unless the method says otherwise."""
+        return payload
 
     @abstractmethod
     def local_update(

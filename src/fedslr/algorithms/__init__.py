@@ -4,11 +4,59 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedslr.algorithms.apfl import APFL
+from fedslr.algorithms.designs import GPGD, LPGD, LowRankLowRank, SparseLowRank, SparseSparse
+from fedslr.algorithms.ditto import Ditto
 from fedslr.algorithms.fedavg import FedAvg
 from fedslr.algorithms.feddyn import FedDyn
+from fedslr.algorithms.fedprox import FedProx
 from fedslr.algorithms.fedslr import FedSLR
+from fedslr.algorithms.fedspa import FedSpa
+from fedslr.algorithms.layers import FedRep, LGFedAvg
+from fedslr.algorithms.local import Local
+from fedslr.algorithms.perfedavg import PerFedAvg
+from fedslr.algorithms.scaffold import Scaffold
 from fedslr.types import Algorithm
 
-ALGORITHMS: dict[str, type[Algorithm[Any, Any]]] = {cls.name: cls for cls in (FedSLR, FedAvg, FedDyn)}
+METHODS: tuple[type[Algorithm[Any, Any]], ...] = (
+    FedSLR,
+    FedAvg,
+    FedProx,
+    FedDyn,
+    Scaffold,
+    PerFedAvg,
+    LGFedAvg,
+    FedRep,
+    Ditto,
+    APFL,
+    Local,
+    FedSpa,
+    LPGD,
+    GPGD,
+    SparseSparse,
+    SparseLowRank,
+    LowRankLowRank,
+)
 
-__all__ = ["ALGORITHMS", "FedAvg", "FedDyn", "FedSLR"]
+ALGORITHMS: dict[str, type[Algorithm[Any, Any]]] = {cls.name: cls for cls in METHODS}
+
+__all__ = [
+    "ALGORITHMS",
+    "APFL",
+    "GPGD",
+    "LPGD",
+    "Ditto",
+    "FedAvg",
+    "FedDyn",
+    "FedProx",
+    "FedRep",
+    "FedSLR",
+    "FedSpa",
+    "LGFedAvg",
+    "Local",
+    "LowRankLowRank",
+    "PerFedAvg",
+    "Scaffold",
+    "SparseLowRank",
+    "SparseSparse",
+]

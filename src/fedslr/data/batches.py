@@ -37,9 +37,26 @@ class ShuffledData:
         self._key = (seed, round, client)
 
     def epochs(self, count: int, phase: int = 0) -> Iterator[Batch]:
+        for epoch in self._epochs(count, phase):
+            yield from epoch
+
+    def pairs(self, count: int, phase: int = 0) -> Iterator[tuple[Batch, Batch]]:
+        for epoch in self._epochs(count, phase):
+            batches = list(epoch)
+            yield from zip(batches, batches[1:] + batches[:1], strict=True)
+
+    def first_batch(self, phase: int = 0) -> Batch:
+        return next(self.epochs(1, phase))
+
+    def steps(self, count: int) -> int:
+        return count * -(-self.num_examples // self._batch_size)
+
+    def _epochs(self, count: int, phase: int) -> Iterator[Iterator[Batch]]:
         rng = order(*self._key, phase)
         for _ in range(count):
             shuffle = torch.from_numpy(rng.permutation(self.num_examples)).to(self._y.device)
-            x, y = self._x[shuffle], self._y[shuffle]
-            for start in range(0, self.num_examples, self._batch_size):
-                yield Batch(x[start : start + self._batch_size], y[start : start + self._batch_size])
+            yield self._cut(self._x[shuffle], self._y[shuffle])
+
+    def _cut(self, x: Tensor, y: Tensor) -> Iterator[Batch]:
+        for start in range(0, self.num_examples, self._batch_size):
+            yield Batch(x[start : start + self._batch_size], y[start : start + self._batch_size])

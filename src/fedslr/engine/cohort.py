@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
+
+from fedslr.errors import FedslrError
 
 COHORTS = 1
 """Keeps the stream of cohorts apart from every other stream of the same seed."""
 
+Select = Callable[[np.random.Generator, int, Sequence[int]], Sequence[int]]
+"""From a generator, the cohort size asked for and every client's number of examples to the clients of a round."""
 
-def uniform(num_clients: int, size: int, seed: int, round: int) -> list[int]:
-    """`size` clients drawn uniformly without replacement; a function of seed and round alone."""
-    rng = np.random.default_rng([seed, COHORTS, round])
-    return sorted(int(c) for c in rng.choice(num_clients, size, replace=False))
+
+def uniform(rng: np.random.Generator, size: int, examples: Sequence[int]) -> Sequence[int]:
+    """`size` clients, uniformly without replacement."""
+    return [int(c) for c in rng.choice(len(examples), size, replace=False)]
+
+
+def bernoulli(rng: np.random.Generator, size: int, examples: Sequence[int]) -> Sequence[int]:
+    """Every client by a coin of its own, `size` on average, as in the authors' code; drawn again if nobody came."""
+    while True:
+        came = np.flatnonzero(rng.random(len(examples)) < size / len(examples))
+        if len(came):
+            return [int(c) for c in came]
+
+
+def by_size(rng: np.random.Generator, size: int, examples: Sequence[int]) -> Sequence[int]:
+    """`size` clients without replacement, those with more examples more often."""
+    weights = np.asarray(examples, float)
+    return [int(c) for c in rng.choice(len(examples), size, replace=False, p=weights / weights.sum())]
+
+
+SELECTIONS: dict[str, Select] = {"uniform": uniform, "bernoulli": bernoulli, "by-size": by_size}
+
+
+def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: int) -> list[int]:
+    """The cohort of a round: a function of seed and round alone."""
+    chosen = list(select(np.random.default_rng([seed, COHORTS, round]), size, examples))
+    known = range(len(examples))
+    if not chosen or len(set(chosen)) < len(chosen) or any(c not in known for c in chosen):
+        raise FedslrError(
+            f"selection: round {round + 1} got {chosen}, expected at least one client, none twice, from 0 to {len(known) - 1}"
+        )
+    return sorted(int(c) for c in chosen)

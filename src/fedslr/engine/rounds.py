@@ -42,11 +42,14 @@ class Simulation:
         folder: RunFolder | None = None,
         loss: Loss = cross_entropy,
         warn: Callable[[str], None] = lambda text: None,
+        select: cohort.Select | None = None,
     ) -> None:
         self.algorithm, self.federation, self.settings = algorithm, federation, settings
         self.folder, self.warn = folder, warn
         self.num_clients = len(federation.clients)
         self.cohort_size = settings.cohort_size(self.num_clients)
+        self.select = select or cohort.SELECTIONS[settings.selection]
+        self.examples = [len(c.y) for c in federation.clients]
         self.diagnosed = theory.require_supported(algorithm) if settings.diagnostics else None
 
         module = models.build(model, federation, settings.seed)
@@ -74,8 +77,9 @@ class Simulation:
 
     def _round(self) -> Record:
         s, before = self.settings, dict(self.seconds)
-        round = Round(self.done, s.rounds, s.lr * s.lr_decay**self.done, s.epochs, s.personal_epochs)
-        sampled = cohort.uniform(self.num_clients, self.cohort_size, s.seed, self.done)
+        decay = s.lr_decay**self.done
+        round = Round(self.done, s.rounds, s.lr * decay, decay, s.epochs, s.personal_epochs)
+        sampled = cohort.draw(self.select, self.cohort_size, self.examples, s.seed, self.done)
         record = Record(round=self.done + 1, lr=round.lr, clients=sampled)
 
         with self._timed("train"):
@@ -102,10 +106,10 @@ class Simulation:
         """The cohort trains; the weighted mean of what it uploads."""
         mean = tree.Mean()
         for client in sampled:
-            record.count_down(self.message)
             where = f"round {round.number + 1}, client {client}"
             try:
-                state, upload = self.engine.local_update(client, self.state(client), self.payload, round)
+                state = self.state(client)
+                state, upload = self.engine.local_update(client, state, self._send_to(state, record), round)
                 message = wire.encode(upload) if upload else wire.NOTHING
                 kept = {"state": plain(state)}
                 wire.require_finite(kept)
@@ -119,8 +123,7 @@ class Simulation:
             record.count_up(message)
             if self.settings.diagnostics:
                 kept["local"] = tree.add(self.payload, upload)
-            received = wire.decode(message.data, device=self.device) if upload else {}
-            mean.add(received, self.algorithm.weight(len(self.federation.clients[client].y)))
+            mean.add(self._received(message), self.algorithm.weight(self.examples[client]))
             self.store.put(client, kept, self.done + 1)
         return mean.value()
 
@@ -133,8 +136,20 @@ class Simulation:
             raise FedslrError(
                 f"round {self.done + 1}: the global model diverged: {error}; lower lr or eta_g"
             ) from error
-        received = wire.decode(self.message.data, device=self.device) if self.broadcast else {}
-        self.payload: Payload = wire.unfold(received)
+        self.payload = self._received(self.message)
+
+    def _send_to(self, state: Any, record: Record) -> Payload:
+        """What one client is sent: the broadcast that all share, or, where the method addresses it, a part of it."""
+        mine = self.algorithm.addressed(self.broadcast, state)
+        if mine is self.broadcast:
+            record.count_down(self.message)
+            return self.payload
+        message = wire.encode(mine)
+        record.count_down(message)
+        return self._received(message)
+
+    def _received(self, message: wire.Message) -> Payload:
+        return wire.unfold(wire.decode(message.data, device=self.device)) if message.data else {}
 
     # --- what a run knows --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,128 @@
+"""FedSpa: Huang et al., Achieving Personalized Federated Learning with Sparse Local Models (2022).
+
+Every client trains the global model under a mask of its own, whose density never changes: after training it prunes the
+smallest of its weights and regrows as many where the dense gradient is largest (RigL: Evci et al., ICML 2020). Layers
+have the densities of Erdős–Rényi kernels (ERK; Mocanu et al., 2018); one-dimensional parameters are always kept and
+count towards the density. Where the papers draw the first mask at random, ours keeps the largest initial weights, which
+are random themselves; positions just pruned may be regrown.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedslr import tree
+from fedslr.local import scan
+from fedslr.matrix import is_matrix
+from fedslr.schema import fraction, share
+from fedslr.types import Algorithm, Batch, LocalData, Params, Payload, Round, Task
+
+
+class Server(NamedTuple):
+    w: Params
+
+
+class Client(NamedTuple):
+    mask: Params
+    """True where the client's model has a weight."""
+
+
+def erk_counts(w: Params, density: float) -> dict[str, int]:
+    """How many weights of every layer are kept: in total ⌊density·all⌉, per layer in proportion to Σ dims / Π dims.
+
+    A layer that would get more than it has is kept whole, and the others share what is left.
+    """
+    sizes = {k: x.numel() for k, x in w.items()}
+    counts = {k: n for k, n in sizes.items() if not is_matrix(w[k])}
+    open_layers = [k for k in w if k not in counts]
+    budget = max(round(density * sum(sizes.values())) - sum(counts.values()), 0)
+    raw = {k: sum(w[k].shape) for k in open_layers}
+    while open_layers:
+        scale = budget / sum(raw[k] for k in open_layers)
+        full = [k for k in open_layers if scale * raw[k] >= sizes[k]]
+        if not full:
+            break
+        for k in full:
+            counts[k] = sizes[k]
+            budget -= sizes[k]
+            open_layers.remove(k)
+    exact = {k: budget * raw[k] / sum(raw[j] for j in open_layers) for k in open_layers}
+    counts |= {k: math.floor(x) for k, x in exact.items()}
+    # The rest of the rounding goes to the layers that lost most by it.
+    rest = budget - sum(counts[k] for k in open_layers)
+    for k in sorted(open_layers, key=lambda k: counts[k] - exact[k])[:rest]:
+        counts[k] += 1
+    return counts
+
+
+def keep_largest(scores: Tensor, count: int) -> Tensor:
+    """True at the `count` largest scores."""
+    order = scores.flatten().argsort(descending=True, stable=True)
+    mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
+    return mask.index_fill(0, order[:count], True).reshape(scores.shape)
+
+
+def regrow(v: Tensor, gradient: Tensor, mask: Tensor, kept: int, pruned: float) -> Tensor:
+    """Drop a share of the kept weights, the smallest, and keep instead as many where the gradient is largest."""
+    moved = min(math.ceil(pruned * kept), v.numel() - kept)
+    stay = keep_largest(torch.where(mask, v.abs(), -1.0), kept - moved)
+    return stay | keep_largest(torch.where(stay, -1.0, gradient.abs()), moved)
+
+
+@dataclass(frozen=True)
+class FedSpa(Algorithm[Server, Client]):
+    """Every client trains a sparse model under a mask of its own."""
+
+    name: ClassVar[str] = "fedspa"
+
+    density: Annotated[float, fraction, "share of the parameters a client keeps"] = 0.5
+    prune: Annotated[float, share, "share of the kept weights pruned in the first round; annealed to 0"] = 0.5
+
+    def init_server(self, w: Params, num_clients: int) -> Server:
+        return Server(w)
+
+    def init_client(self, w: Params) -> Client:
+        counts = erk_counts(w, self.density)
+        return Client({k: keep_largest(x.abs(), counts[k]) for k, x in w.items()})
+
+    def broadcast(self, server: Server) -> Payload:
+        return server.w
+
+    def addressed(self, payload: Payload, client: Client) -> Payload:
+        """w⊙m_i: a client is sent its own weights only."""
+        return tree.map(torch.mul, payload, client.mask)
+
+    def local_update(
+        self, task: Task, client: Client, payload: Params, data: LocalData, round: Round
+    ) -> tuple[Client, Payload]:
+        """v ← v − η g(v)⊙m_i from w⊙m_i, then prune and regrow."""
+        mask = client.mask
+
+        def step(v: Params, batch: Batch) -> Params:
+            return tree.map(lambda v, g, m: v - round.lr * (g * m), v, task.grad(v, batch), mask)
+
+        start = tree.map(torch.mul, payload, mask)
+        v = scan(step, start, data.epochs(round.epochs, phase=0))
+        dense_gradient = task.loss_grad(v, data.first_batch(phase=1))
+        pruned = self.prune * (1 + math.cos(math.pi * round.number / round.total)) / 2
+        counts = erk_counts(payload, self.density)
+        regrown = {k: regrow(v[k], dense_gradient[k], m, counts[k], pruned) for k, m in mask.items()}
+        return Client(regrown), tree.sub(v, start)
+
+    def aggregate(self, server: Server, mean_upload: Params, cohort_size: int) -> Server:
+        """w ← w + mean_S Δ_i."""
+        return Server(tree.add(server.w, mean_upload))
+
+    def global_model(self, server: Server) -> Params:
+        return server.w
+
+    def personal_model(self, task: Task, client: Client, payload: Params, data: LocalData) -> Params:
+        return tree.map(torch.mul, payload, client.mask)
+
+    def deployed(self, client: Client, payload: Payload) -> Payload:
+        return self.addressed(payload, client)

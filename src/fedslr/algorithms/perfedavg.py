@@ -1,0 +1,46 @@
+"""Per-FedAvg, first-order form.
+
+Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach
+(NeurIPS 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedslr import tree
+from fedslr.algorithms.fedavg import FedAvg
+from fedslr.local import scan
+from fedslr.schema import positive
+from fedslr.types import Batch, LocalData, Params, Payload, Round, Task
+
+
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    """A global model that one epoch of SGD turns into a good personal one."""
+
+    name: ClassVar[str] = "perfedavg"
+
+    alpha: Annotated[float, positive, "step size α of the adaptation; it does not decay"] = 0.01
+    beta: Annotated[float, positive, "step size β of the meta update; it decays as lr does"] = 0.001
+
+    def local_update(
+        self, task: Task, client: tuple[()], payload: Params, data: LocalData, round: Round
+    ) -> tuple[tuple[()], Payload]:
+        """ṽ = v − α∇f(v; b), then v ← v − β(∇f(ṽ; b') + wd·v), b' being the next batch of the same epoch."""
+        beta, wd = self.beta * round.decay, task.weight_decay
+
+        def step(v: Params, batches: tuple[Batch, Batch]) -> Params:
+            adapted = tree.map(lambda v, g: v - self.alpha * g, v, task.loss_grad(v, batches[0]))
+            return tree.map(lambda v, g: v - beta * (g + wd * v), v, task.loss_grad(adapted, batches[1]))
+
+        return (), tree.sub(scan(step, payload, data.pairs(round.epochs)), payload)
+
+    def personal_model(self, task: Task, client: tuple[()], payload: Params, data: LocalData) -> Params:
+        """One epoch of plain SGD of step α, without weight decay, on the client's training data."""
+
+        def step(v: Params, batch: Batch) -> Params:
+            return tree.map(lambda v, g: v - self.alpha * g, v, task.loss_grad(v, batch))
+
+        return scan(step, payload, data.epochs(1))
