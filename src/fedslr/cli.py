@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,15 +12,17 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
 
 import fedslr
-from fedslr import api, config, report, schema
+from fedslr import api, config, experiments, report, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.data import share_out
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.record import Record
+from fedslr.report import tables
+from fedslr.store import write_durably
 
 app = typer.Typer(
     help="Personalized federated learning: a low-rank global model plus a sparse personal part per client.",
@@ -31,6 +33,16 @@ app = typer.Typer(
 )
 out_console = Console(highlight=False)
 err_console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+Pick = Annotated[str, typer.Option(help="Accuracy of the last or of the best evaluation: last, best.")]
+Clients = Annotated[str, typer.Option(help="Accuracy over all clients or those sampled in that round: all, sampled.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, dotted for tables. Repeatable."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
+Jobs = Annotated[int | None, typer.Option(help="Runs at once. Default: one per core, one on a GPU.")]
 
 
 def _version(asked: bool) -> None:
@@ -51,12 +63,9 @@ def _options(
 @app.command()
 def run(
     recipe: Annotated[Path, typer.Argument(help="A TOML recipe, such as recipes/demo.toml.")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, dotted for tables. Repeatable."),
-    ] = None,
+    changes: Changes = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run. Default: runs/RECIPE.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    resume: Resume = False,
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Record the convergence theory's quantities on evaluation rounds.")
     ] = False,
@@ -66,7 +75,7 @@ def run(
     if diagnostics:
         request = replace(request, settings=replace(request.settings, diagnostics=True))
     folder = out or Path("runs") / recipe.stem
-    with _Display(request.settings.rounds) as display, _stop_on_signal(display) as stopped:
+    with _Display(request.settings.rounds) as display, _stop_on_signal(display.warn) as stopped:
         try:
             result = api.run(
                 request.algorithm,
@@ -91,39 +100,150 @@ def _again(recipe: Path, changes: list[str], folder: Path) -> str:
 
 
 @app.command()
-def show(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
-    plot: Annotated[Path | None, typer.Option(help="Also draw accuracy over rounds to this PNG, PDF or SVG.")] = None,
+def compare(
+    recipe: Annotated[Path, typer.Argument(help="A TOML recipe; its `compare` table may name methods and seeds.")],
+    methods: Annotated[str | None, typer.Option(help="Methods, separated by commas, or `all`.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas.")] = None,
+    changes: Changes = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs. Default: runs/RECIPE.")] = None,
+    resume: Resume = False,
+    jobs: Jobs = None,
+    pick: Pick = "last",
+    clients: Clients = "all",
 ) -> None:
-    """Put finished runs side by side."""
-    runs = [report.read_run(folder) for folder in folders]
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "method", "global", "personal", "parameters (global / personal)", "down", "up"):
-        table.add_column(column, justify="left" if column in ("run", "method") else "right")
-    for folder, (summary, _) in zip(folders, runs, strict=True):
-        sizes, sent = summary["parameters"], summary["bytes"]
-        table.add_row(
-            folder.name,
-            summary["algorithm"],
-            report.percent(summary["accuracy"]["global"]),
-            report.percent(summary["accuracy"]["personal"]),
-            f"{sizes['global']:,} / {sizes['personal']:,.0f} of {sizes['dense']:,}",
-            report.amount(sent["down"]),
-            report.amount(sent["up"]),
-        )
-    out_console.print(table)
+    """Run several methods on identical splits, starts and cohorts, and put them in one table."""
+    request = config.read(recipe, changes or [])
+    names = _words(methods) if methods is not None else list(request.compare.methods)
+    names = list(ALGORITHMS) if names == ["all"] else names
+    home = out or Path("runs") / recipe.stem
+    made = experiments.comparison(request, names, _seeds(seeds, request), home)
+    _experiment(made, home, resume, jobs, pick, clients)
+
+
+@app.command()
+def sweep(
+    recipe: Annotated[Path, typer.Argument(help="A TOML recipe; its `sweep` table may name keys and values.")],
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2,…", help="Values of a key of the recipe or of its method. Repeatable."),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas.")] = None,
+    changes: Changes = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs. Default: runs/RECIPE.")] = None,
+    resume: Resume = False,
+    jobs: Jobs = None,
+    pick: Pick = "last",
+    clients: Clients = "all",
+) -> None:
+    """Run a recipe with every combination of some values, and put the runs in one table."""
+    request = config.read(recipe, changes or [])
+    values = dict(_axis(text) for text in over) if over else dict(request.sweep)
+    home = out or Path("runs") / recipe.stem
+    made = experiments.sweep(request, values, _seeds(seeds, request), home)
+    _experiment(made, home, resume, jobs, pick, clients)
+
+
+@app.command()
+def show(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or folders that hold such.")],
+    plot: Annotated[Path | None, typer.Option(help="Also draw accuracy over rounds to this PNG, PDF or SVG.")] = None,
+    pick: Pick = "last",
+    clients: Clients = "all",
+    format: Annotated[str, typer.Option(help="text, markdown, csv or latex.")] = "text",
+) -> None:
+    """Put finished runs side by side: mean ± deviation over seeds."""
+    runs = tables.find_runs(folders)
+    _print_table(runs, pick, clients, format)
     if plot is not None:
-        names = {f"{s['algorithm']} ({f.name})" if _repeats(runs, s) else s["algorithm"]: r
-                 for f, (s, r) in zip(folders, runs, strict=True)}  # fmt: skip
-        try:
-            report.accuracy_figure(names).savefig(plot, dpi=150)
-        except (OSError, ValueError) as error:
-            raise FedslrError(f"--plot: cannot write {plot}: {error}") from None
-        out_console.print(f"drawn to {plot}", soft_wrap=True)
+        _draw(runs, plot)
 
 
-def _repeats(runs: list[tuple[dict[str, Any], list[dict[str, Any]]]], summary: dict[str, Any]) -> bool:
-    return [s["algorithm"] for s, _ in runs].count(summary["algorithm"]) > 1
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _seeds(text: str | None, request: config.Recipe) -> list[int]:
+    if text is None:
+        return list(request.compare.seeds)
+    if not all(word.isdecimal() for word in _words(text)):
+        raise FedslrError(f"seeds: got '{text}', expected whole numbers such as 0,1,2")
+    return [int(word) for word in _words(text)]
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    key, equals, values = text.partition("=")
+    if not equals or not _words(values):
+        raise FedslrError(f"--over: got '{text}', expected key=value,value such as rank_penalty=1e-5,1e-4")
+    return key.strip(), [config.value_of(word) for word in _words(values)]
+
+
+def _experiment(
+    made: list[experiments.Job], home: Path, resume: bool, jobs: int | None, pick: str, clients: str
+) -> None:
+    """Run the jobs, then print and write their table."""
+    _check_choices(pick, clients)
+    if jobs is not None and jobs < 1:
+        raise FedslrError(f"jobs: got {jobs}, expected a whole number 1 or above")
+    experiments.require_fresh(made, resume)
+    with _ManyDisplay(made) as display, _stop_on_signal(display.warn) as stopped:
+        workers = jobs or experiments.default_workers()
+        outcomes = experiments.execute(made, workers, display.show, stopped.__bool__)
+    if any(o.interrupted for o in outcomes):
+        raise Interrupted(f"stopped; finished rounds are in {home}: go on with the same command and --resume")
+    failed = [o for o in outcomes if o.error is not None]
+    done = [job.folder for job, o in zip(made, outcomes, strict=True) if o.error is None]
+    if done:
+        runs = tables.find_runs(done)
+        _print_table(runs, pick, clients, "text")
+        groups, figures = tables.group(runs), tables.columns(pick, clients)
+        write_durably(home / "table.md", tables.markdown(tables.table(groups, figures)).encode())
+        write_durably(home / "table.tex", tables.latex(tables.table(groups, figures)).encode())
+        write_durably(home / "table.csv", tables.comma_separated(groups, figures).encode())
+        _draw(runs, home / "accuracy.png", quiet=True)
+        out_console.print(f"results in {home} (table.md, table.csv, table.tex, accuracy.png)", soft_wrap=True)
+    if failed:
+        raise FedslrError(f"{len(failed)} of {len(made)} runs failed; {failed[0].job}: {failed[0].error}")
+
+
+def _check_choices(pick: str, clients: str) -> None:
+    for name, value, known in (("pick", pick, ("last", "best")), ("clients", clients, ("all", "sampled"))):
+        if value not in known:
+            raise FedslrError(f"--{name}: got '{value}', expected {' or '.join(known)}")
+
+
+def _print_table(runs: list[tables.Run], pick: str, clients: str, format: str) -> None:
+    _check_choices(pick, clients)
+    groups, figures = tables.group(runs), tables.columns(pick, clients)
+    made = tables.table(groups, figures)
+    writers = {
+        "markdown": lambda: tables.markdown(made),
+        "csv": lambda: tables.comma_separated(groups, figures),
+        "latex": lambda: tables.latex(made),
+    }
+    if format in writers:
+        typer.echo(writers[format](), nl=False)
+        return
+    if format != "text":
+        raise FedslrError(f"--format: got '{format}', expected text, {', '.join(writers)}")
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 1))
+    for i, title in enumerate(made.titles):
+        drawn.add_column(title, justify="left" if i < made.labels else "right")
+    for row in made.rows:
+        drawn.add_row(*row)
+    out_console.print(drawn)
+
+
+def _draw(runs: list[tables.Run], path: Path, quiet: bool = False) -> None:
+    """Accuracy over rounds, one colour for each group of runs: the mean over its seeds."""
+    curves = {
+        ", ".join(g.labels.values()): report.mean_records([r.records for r in g.runs]) for g in tables.group(runs)
+    }
+    try:
+        report.accuracy_figure(curves).savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise FedslrError(f"--plot: cannot write {path}: {error}") from None
+    if not quiet:
+        out_console.print(f"drawn to {path}", soft_wrap=True)
 
 
 @app.command()
@@ -177,6 +297,49 @@ class _Display:
             err_console.print(f"round {record.round}/{self.rounds}  {status}")
 
 
+class _ManyDisplay:
+    """One line for all runs of an experiment and one for each that is under way."""
+
+    def __init__(self, jobs: list[experiments.Job]) -> None:
+        self.rounds = {job.name: job.recipe.settings.rounds for job in jobs}
+        self.done = dict.fromkeys(self.rounds, 0)
+        self.lines: dict[str, TaskID] = {}
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(compact=True),
+            console=err_console,
+            disable=not err_console.is_terminal,
+        )
+        self.total = self.progress.add_task(f"{len(jobs)} runs", total=sum(self.rounds.values()), status="")
+
+    def __enter__(self) -> _ManyDisplay:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.progress.stop()
+
+    def warn(self, text: str) -> None:
+        err_console.print(f"warning: {text}", markup=False)
+
+    def show(self, said: experiments.Progress) -> None:
+        rounds = self.rounds[said.job]
+        if said.job not in self.lines:
+            self.lines[said.job] = self.progress.add_task(said.job, total=rounds, status="")
+        line = self.lines[said.job]
+        self.done[said.job] = said.round
+        self.progress.update(self.total, completed=sum(self.done.values()))
+        self.progress.update(line, completed=said.round)
+        if said.accuracy_personal is not None:
+            status = f"global {report.percent(said.accuracy_global)}  personal {report.percent(said.accuracy_personal)}"
+            self.progress.update(line, status=status)
+            if said.round == rounds:
+                self.progress.update(line, visible=False)
+                err_console.print(f"{said.job}: {status}", markup=False)
+
+
 class _Stop:
     """Whether somebody asked the run to stop."""
 
@@ -188,15 +351,15 @@ class _Stop:
 
 
 @contextmanager
-def _stop_on_signal(display: _Display) -> Iterator[_Stop]:
-    """Ctrl-C or SIGTERM ends the run after the round it is in; a second time, at once."""
+def _stop_on_signal(warn: Callable[[str], None]) -> Iterator[_Stop]:
+    """Ctrl-C or SIGTERM ends a run after the round it is in; a second time, at once."""
     stop = _Stop()
 
     def ask(number: int, frame: object) -> None:
         if stop.asked:
             raise KeyboardInterrupt
         stop.asked = True
-        display.warn("stopping after this round; once more to stop at once")
+        warn("stopping after this round; once more to stop at once")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -207,7 +370,7 @@ def _stop_on_signal(display: _Display) -> Iterator[_Stop]:
 
 
 def _print_summary(summary: dict[str, Any], records: list[dict[str, Any]], width: int) -> None:
-    table = Table(
+    table = RichTable(
         title=f"{summary['algorithm']} on {summary['dataset']}",
         box=None,
         title_justify="left",

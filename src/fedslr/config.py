@@ -75,7 +75,9 @@ TABLES = {"evaluate": {"every": "evaluate_every"}, "checkpoint": {"every": "chec
 
 GROUPED = {field: (table, key) for table, keys in TABLES.items() for key, field in keys.items()}
 PLAIN = [name for name in schema.fields(Settings) if name not in GROUPED]
-KEYS = [*PLAIN, "algorithm", "data", "model", *TABLES]
+EXPERIMENT = ("methods", "compare", "sweep")
+"""Tables that say what `fedslr compare` and `fedslr sweep` do; a single run leaves them aside."""
+KEYS = [*PLAIN, "algorithm", "data", "model", *TABLES, *EXPERIMENT]
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,14 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
+class CompareOptions:
+    """A recipe's `compare` table."""
+
+    methods: tuple[str, ...] = ("fedslr", "fedavg")
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A complete, checked request."""
 
@@ -97,20 +107,44 @@ class Recipe:
     algorithm: Algorithm[Any, Any]
     data: DataOptions
     model: ModelOptions
+    methods: Mapping[str, Algorithm[Any, Any]] = dataclasses.field(default_factory=dict)
+    """Methods to compare with, with the hyperparameters the recipe gives them."""
+    compare: CompareOptions = dataclasses.field(default_factory=lambda: CompareOptions())
+    sweep: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
 
     def to_toml(self) -> str:
-        """All of it, defaults written out: running it again gives the same run."""
+        """All of one run, defaults written out: running it again gives the same run."""
         return dump(self.settings, self.algorithm, dataclasses.asdict(self.data), dataclasses.asdict(self.model))
 
+    def to_table(self) -> dict[str, Any]:
+        return tomllib.loads(self.to_toml())
 
-def make_algorithm(table: Mapping[str, Any]) -> Algorithm[Any, Any]:
-    """A method from a recipe's `algorithm` table."""
+    def method(self, name: str) -> Algorithm[Any, Any]:
+        """A method as this recipe wants it."""
+        return self.algorithm if name == self.algorithm.name else self.methods.get(name) or ALGORITHMS[name]()
+
+    def locate(self, key: str) -> str:
+        """The dotted path of a key that may be given by its last name: `rank_penalty` is `algorithm.rank_penalty`."""
+        known = [path for path in flatten(self.to_table()) if "seed" not in path]
+        found = [path for path in known if key in (path, path.rpartition(".")[2])]
+        if not found:
+            raise FedslrError(
+                f"sweep: unknown key '{key}'; {suggest(key, [*known, *(k.rpartition('.')[2] for k in known)])}"
+            )
+        if len(found) > 1 and key not in found:
+            raise FedslrError(f"sweep: '{key}' may be {' or '.join(found)}; write one of them")
+        return key if key in found else found[0]
+
+
+def make_algorithm(table: Mapping[str, Any], where: str = "algorithm") -> Algorithm[Any, Any]:
+    """A method from a table with its name and hyperparameters."""
     name = table.get("name", "fedslr")
     if name not in ALGORITHMS:
         hint = suggest(str(name), ALGORITHMS)
-        raise FedslrError(f"algorithm.name: got {schema.show(name)}, no such method; {hint}")
+        place = "algorithm.name" if where == "algorithm" else where
+        raise FedslrError(f"{place}: got {schema.show(name)}, no such method; {hint}")
     options = {k: v for k, v in table.items() if k != "name"}
-    return schema.build(ALGORITHMS[name], options, "algorithm")
+    return schema.build(ALGORITHMS[name], options, where)
 
 
 def parse(table: Mapping[str, Any]) -> Recipe:
@@ -118,7 +152,7 @@ def parse(table: Mapping[str, Any]) -> Recipe:
     for key, value in table.items():
         if key not in KEYS:
             raise FedslrError(f"unknown key '{key}' in the recipe; {suggest(key, KEYS)}")
-        if (key in TABLES or key in ("algorithm", "data", "model")) and not isinstance(value, Mapping):
+        if key not in PLAIN and not isinstance(value, Mapping):
             raise FedslrError(f'{key}: got {schema.show(value)}, expected a table such as {{ name = "…" }}')
     flat = {k: table[k] for k in PLAIN if k in table}
     for name, keys in TABLES.items():
@@ -134,7 +168,33 @@ def parse(table: Mapping[str, Any]) -> Recipe:
     settings.cohort_size(data.clients)
     if settings.selection == "custom":
         raise FedslrError(f"selection: a recipe has {', '.join(SELECTIONS)}; own functions go to fedslr.run")
-    return Recipe(settings, make_algorithm(table.get("algorithm", {})), data, model)
+    return Recipe(settings, make_algorithm(table.get("algorithm", {})), data, model, **_experiment(table))
+
+
+def _experiment(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables `methods`, `compare` and `sweep`."""
+    methods = {}
+    for name, options in table.get("methods", {}).items():
+        if not isinstance(options, Mapping):
+            raise FedslrError(f"methods.{name}: got {schema.show(options)}, expected a table of hyperparameters")
+        methods[name] = make_algorithm({**options, "name": name}, f"methods.{name}")
+    given = table.get("compare", {})
+    for key, kind, words in (("methods", str, "method names"), ("seeds", int, "whole numbers")):
+        values = given.get(key, [])
+        if not isinstance(values, list) or any(type(v) is not kind for v in values):
+            raise FedslrError(f"compare.{key}: got {schema.show(values)}, expected a list of {words}")
+    for name in given.get("methods", []):
+        make_algorithm({"name": name}, "compare.methods")
+    compare = schema.build(CompareOptions, {}, "compare")
+    if unknown := [k for k in given if k not in schema.fields(CompareOptions)]:
+        raise FedslrError(
+            f"unknown key '{unknown[0]}' in compare; {suggest(unknown[0], schema.fields(CompareOptions))}"
+        )
+    compare = dataclasses.replace(compare, **{k: tuple(v) for k, v in given.items()})
+    for key, values in table.get("sweep", {}).items():
+        if not isinstance(values, list) or not values:
+            raise FedslrError(f"sweep.{key}: got {schema.show(values)}, expected a list of values")
+    return {"methods": methods, "compare": compare, "sweep": table.get("sweep", {})}
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
@@ -160,14 +220,18 @@ def apply(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         if key == "algorithm.name" and table.get("algorithm", {}).get("name", "fedslr") != value:
             table["algorithm"] = {}
     for key, value in pairs:
-        *tables, last = key.split(".")
-        inner = table
-        for name in tables:
-            inner = inner.setdefault(name, {})
-            if not isinstance(inner, dict):
-                raise FedslrError(f"--set {key}: '{name}' is no table of the recipe")
-        inner[last] = value
+        set_path(table, key, value)
     return table
+
+
+def set_path(table: dict[str, Any], path: str, value: Any) -> None:
+    """Set a dotted key."""
+    *tables, last = path.split(".")
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise FedslrError(f"{path}: '{name}' is no table of the recipe")
+    table[last] = value
 
 
 def _pair(change: str) -> tuple[str, Any]:
@@ -175,10 +239,15 @@ def _pair(change: str) -> tuple[str, Any]:
     key = key.strip()
     if not equals or not all(key.split(".")):
         raise FedslrError(f"--set: got '{change}', expected key=value, such as --set lr=0.05")
+    return key, value_of(text)
+
+
+def value_of(text: str) -> Any:
+    """A TOML value, or the text itself where it is none."""
     try:
-        return key, tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return key, text.strip()
+        return text.strip()
 
 
 def dump(settings: Settings, algorithm: Algorithm[Any, Any], data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
@@ -205,7 +274,7 @@ RESUMABLE = {"rounds", "device", "evaluate_every", "checkpoint_every"}
 
 def difference(old: str, new: str) -> str | None:
     """The first key that forbids going on from one dumped recipe to another, with both values; None if none does."""
-    before, after = _flat(tomllib.loads(old)), _flat(tomllib.loads(new))
+    before, after = flatten(tomllib.loads(old)), flatten(tomllib.loads(new))
     allowed = {".".join(GROUPED[k]) if k in GROUPED else k for k in RESUMABLE}
     for key in sorted(before.keys() | after.keys()):
         if key not in allowed and before.get(key) != after.get(key):
@@ -213,8 +282,8 @@ def difference(old: str, new: str) -> str | None:
     return None
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in table.items():
-        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        out |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return out

@@ -57,7 +57,7 @@ PAPER_MODEL = 11_173_952
 
 
 def paper_gigabytes(numbers: float, dense: int) -> float:
-    """What the paper's Table 2 prints: the share of a dense model that was sent, as if that model were `PAPER_MODEL`."""
+    """What the paper's Table 2 prints: the share of a dense model that was sent, times `PAPER_MODEL`."""
     return gigabytes(numbers / dense * PAPER_MODEL)
 
 

@@ -60,6 +60,11 @@ def erk_counts(w: Params, density: float) -> dict[str, int]:
     return counts
 
 
+def masked(w: Params, mask: Params) -> Params:
+    """w⊙m. A product would leave negative zeros, which are numbers to the wire."""
+    return tree.map(lambda x, m: torch.where(m, x, 0.0), w, mask)
+
+
 def keep_largest(scores: Tensor, count: int) -> Tensor:
     """True at the `count` largest scores."""
     order = scores.flatten().argsort(descending=True, stable=True)
@@ -95,7 +100,7 @@ class FedSpa(Algorithm[Server, Client]):
 
     def addressed(self, payload: Payload, client: Client) -> Payload:
         """w⊙m_i: a client is sent its own weights only."""
-        return tree.map(torch.mul, payload, client.mask)
+        return masked(payload, client.mask)
 
     def local_update(
         self, task: Task, client: Client, payload: Params, data: LocalData, round: Round
@@ -106,7 +111,7 @@ class FedSpa(Algorithm[Server, Client]):
         def step(v: Params, batch: Batch) -> Params:
             return tree.map(lambda v, g, m: v - round.lr * (g * m), v, task.grad(v, batch), mask)
 
-        start = tree.map(torch.mul, payload, mask)
+        start = masked(payload, mask)
         v = scan(step, start, data.epochs(round.epochs, phase=0))
         dense_gradient = task.loss_grad(v, data.first_batch(phase=1))
         pruned = self.prune * (1 + math.cos(math.pi * round.number / round.total)) / 2
@@ -122,7 +127,7 @@ class FedSpa(Algorithm[Server, Client]):
         return server.w
 
     def personal_model(self, task: Task, client: Client, payload: Params, data: LocalData) -> Params:
-        return tree.map(torch.mul, payload, client.mask)
+        return masked(payload, client.mask)
 
     def deployed(self, client: Client, payload: Payload) -> Payload:
         return self.addressed(payload, client)

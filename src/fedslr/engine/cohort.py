@@ -43,6 +43,6 @@ def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: i
     known = range(len(examples))
     if not chosen or len(set(chosen)) < len(chosen) or any(c not in known for c in chosen):
         raise FedslrError(
-            f"selection: round {round + 1} got {chosen}, expected at least one client, none twice, from 0 to {len(known) - 1}"
+            f"selection: round {round + 1} got {chosen}, expected some of the clients 0 to {len(known) - 1}, none twice"
         )
     return sorted(int(c) for c in chosen)

@@ -11,8 +11,9 @@ from torch import nn
 from fedslr.data.federation import Federation
 from fedslr.errors import FedslrError, suggest
 from fedslr.models.cnn import CNN
+from fedslr.models.resnet import ResNet18
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"cnn": CNN}
+MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"cnn": CNN, "resnet18": ResNet18}
 
 
 def build(model: str | nn.Module, federation: Federation, seed: int) -> nn.Module:

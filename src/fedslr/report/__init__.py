@@ -98,6 +98,21 @@ def accuracy_figure(runs: Mapping[str, Records]) -> Figure:
     return figure
 
 
+def mean_records(runs: Sequence[Records]) -> list[dict[str, Any]]:
+    """Accuracies of several seeds, averaged round by round where all of them were evaluated."""
+    by_round = [{r["round"]: r for r in records if r.get("accuracy_personal") is not None} for records in runs]
+    shared = sorted(set.intersection(*(set(found) for found in by_round)))
+    out = []
+    for number in shared:
+        same = [found[number] for found in by_round]
+        mean = {
+            key: None if any(r.get(key) is None for r in same) else sum(r[key] for r in same) / len(same)
+            for key in ("accuracy_global", "accuracy_personal")
+        }
+        out.append({"round": number, **mean})
+    return out
+
+
 def write_report(folder: Path, summary: Mapping[str, Any], records: Records, config: str) -> None:
     """report.html: one self-contained file."""
     drawing = io.StringIO()

@@ -1,0 +1,189 @@
+"""Tables of finished runs: what varies between them, mean ± deviation over seeds; as text, Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from fedslr import metrics
+from fedslr.config import flatten
+from fedslr.errors import FedslrError
+from fedslr.report import amount, read_run
+
+NOT_SHOWN = {"seed", "data.seed", "device", "checkpoint.every", "evaluate.every", "diagnostics", "store"}
+"""Keys that make no other experiment of a run."""
+
+
+class Run(NamedTuple):
+    folder: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    records: list[dict[str, Any]]
+
+
+class Column(NamedTuple):
+    """A figure of a run, how people read it, and its name in a CSV file."""
+
+    title: str
+    key: str
+    value: Callable[[Run], float | None]
+    show: Callable[[float], str]
+
+
+class Group(NamedTuple):
+    """Runs that differ in their seed only."""
+
+    labels: dict[str, str]
+    runs: list[Run]
+
+
+def find_runs(folders: Sequence[Path]) -> list[Run]:
+    """The finished runs in the given folders, or in folders right below them."""
+    runs = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise FedslrError(f"{folder}: no such folder")
+        homes = (
+            [folder] if (folder / "config.toml").exists() else sorted(p.parent for p in folder.glob("*/config.toml"))
+        )
+        finished = [home for home in homes if (home / "summary.json").exists()]
+        if not finished:
+            raise FedslrError(f"{folder}: no finished run in it (summary.json is missing)")
+        for home in finished:
+            summary, records = read_run(home)
+            try:
+                text = tomllib.loads((home / "config.toml").read_text())
+            except (OSError, ValueError) as error:
+                raise FedslrError(f"{home / 'config.toml'}: cannot be read: {error}") from None
+            runs.append(Run(home, flatten(text), summary, records))
+    return runs
+
+
+def group(runs: Sequence[Run]) -> list[Group]:
+    """Runs by what varies between them; hyperparameters only where one method has several values of them."""
+    keys = sorted({k for r in runs for k in r.config} - NOT_SHOWN)
+    varying = [k for k in keys if len({str(r.config.get(k)) for r in runs}) > 1]
+    within = [
+        k
+        for k in varying
+        if not k.startswith("algorithm.")
+        or k == "algorithm.name"
+        or any(
+            len({str(r.config.get(k)) for r in runs if r.summary["algorithm"] == name}) > 1
+            for name in {r.summary["algorithm"] for r in runs}
+        )
+    ]
+    shown = within if "algorithm.name" in within or within else ["algorithm.name"]
+    groups: dict[tuple[str, ...], Group] = {}
+    for run in runs:
+        labels = {k.rpartition(".")[2] if k != "algorithm.name" else "method": _text(run.config.get(k)) for k in shown}
+        groups.setdefault(tuple(labels.values()), Group(labels, [])).runs.append(run)
+    return list(groups.values())
+
+
+def _text(value: Any) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def columns(pick: str = "last", clients: str = "all") -> list[Column]:
+    """The paper's figures: accuracy, fairness, parameters, communication in bytes and in the paper's GB."""
+
+    def accuracy(model: str) -> Callable[[Run], float | None]:
+        return lambda run: metrics.accuracy(run.records, pick, clients)[model]
+
+    def worst(run: Run) -> float | None:
+        found: Mapping[str, float] | None = run.summary["fairness"]["personal"]
+        return None if found is None else found["worst_decile"]
+
+    def percent(value: float) -> str:
+        return f"{100 * value:.2f}"
+
+    def count(value: float) -> str:
+        return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.1f}k"
+
+    def gb(value: float) -> str:
+        return f"{value:.2f}" if value >= 1 else f"{value:.4f}"
+
+    return [
+        Column("global %", "accuracy_global", accuracy("global"), percent),
+        Column("personal %", "accuracy_personal", accuracy("personal"), percent),
+        Column("worst 10th %", "worst_decile_personal", worst, percent),
+        Column("size global", "parameters_global", lambda r: r.summary["parameters"]["global"] or None, count),
+        Column("size personal", "parameters_personal", lambda r: r.summary["parameters"]["personal"], count),
+        Column("down", "bytes_down", lambda r: r.summary["bytes"]["down"], amount),
+        Column("up", "bytes_up", lambda r: r.summary["bytes"]["up"], amount),
+        Column("GB", "paper_gb", lambda r: r.summary["paper_gb"], gb),
+    ]
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Over seeds; the deviation is the sample's, and there is none of a single seed."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return None, None
+    return fmean(known), stdev(known) if len(known) > 1 else None
+
+
+class Table(NamedTuple):
+    """Titles and cells, as text."""
+
+    titles: list[str]
+    rows: list[list[str]]
+    labels: int
+    """How many columns, from the left, are labels."""
+
+
+def table(groups: Sequence[Group], figures: Sequence[Column]) -> Table:
+    rows = []
+    for one in groups:
+        cells = list(one.labels.values())
+        for column in figures:
+            mean, deviation = mean_and_deviation([column.value(r) for r in one.runs])
+            spread = "" if deviation is None or not deviation else f" ± {column.show(deviation)}"
+            cells.append("–" if mean is None else column.show(mean) + spread)
+        rows.append(cells)
+    labels = list(groups[0].labels)
+    return Table(labels + [c.title for c in figures], rows, len(labels))
+
+
+def markdown(made: Table) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+
+    rule = ["---"] * made.labels + ["---:"] * (len(made.titles) - made.labels)
+    return "\n".join([line(made.titles), line(rule), *(line(row) for row in made.rows)]) + "\n"
+
+
+LATEX = {"\\": r"\textbackslash{}", "%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}  # fmt: skip
+
+
+def latex(made: Table) -> str:
+    """A booktabs tabular."""
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join("".join(LATEX.get(ch, ch) for ch in c) for c in cells) + r" \\"
+
+    shape = "l" * made.labels + "r" * (len(made.titles) - made.labels)
+    body = [line(row) for row in made.rows]
+    head = [rf"\begin{{tabular}}{{{shape}}}", r"\toprule", line(made.titles), r"\midrule"]
+    return "\n".join([*head, *body, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def comma_separated(groups: Sequence[Group], figures: Sequence[Column]) -> str:
+    """Plain numbers: a mean, a deviation and the number of seeds for every figure."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    titles = [title for c in figures for title in (c.key, f"{c.key}_std")]
+    writer.writerow([*groups[0].labels, "seeds", *titles])
+    for one in groups:
+        cells: list[Any] = []
+        for column in figures:
+            cells += ["" if v is None else v for v in mean_and_deviation([column.value(r) for r in one.runs])]
+        writer.writerow([*one.labels.values(), len(one.runs), *cells])
+    return out.getvalue()
