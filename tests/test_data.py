@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import fedslr
 from conftest import make_arrays
 from fedslr.data import splits
 from fedslr.data.batches import ShuffledData
-from fedslr.data.digits import digits
+from fedslr.data.digits import digits as read_digits
 from fedslr.errors import FedslrError
 
 LABELS = np.random.default_rng(0).integers(0, 10, 3000)
@@ -97,7 +98,7 @@ def test_a_split_is_a_function_of_its_seed(options):
 
 def test_test_sets_follow_the_training_ratio():
     """⌊size · count/n⌋ of every class, without replacement; no more than there are."""
-    data = digits()
+    data = read_digits(Path())
     federation = fedslr.load("digits", clients=20, alpha=0.1, seed=1)
     available = np.bincount(data.y_test)
     for client in federation.clients:
@@ -115,7 +116,7 @@ def test_floor_is_exact():
 
 
 def test_digits_are_the_real_ones():
-    data = digits()
+    data = read_digits(Path())
     assert (len(data.x), len(data.x_test)) == (1347, 450)
     assert tuple(data.x.shape[1:]) == (1, 8, 8)
     assert np.bincount(data.y).min() > 120

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
 from fedslr import schema
 from fedslr.data import splits
-from fedslr.data.digits import Dataset, digits
+from fedslr.data.dataset import Dataset
+from fedslr.data.digits import digits
 from fedslr.data.federation import ClientData, Federation
+from fedslr.data.images import cifar10, cifar100, tinyimagenet
 from fedslr.errors import FedslrError, suggest
 from fedslr.schema import at_least_one, non_negative, one_of, positive
 
-DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
+DATASETS: dict[str, Callable[[Path], Dataset]] = {
+    "digits": digits,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "tinyimagenet": tinyimagenet,
+}
 
 
 @dataclass(frozen=True)
@@ -23,12 +31,14 @@ class DataOptions:
     """How a dataset is shared out. A recipe's `data` table, and the keywords of `fedslr.load`."""
 
     name: Annotated[str, "dataset"] = "digits"
+    root: Annotated[str, "folder that datasets were unpacked to; digits need none"] = "data"
     clients: Annotated[int, at_least_one, "number of clients M"] = 100
     split: Annotated[str, one_of("iid", "dirichlet"), "how labels are spread over clients"] = "dirichlet"
     alpha: Annotated[float, positive, "concentration of the Dirichlet priors: smaller is more skewed"] = 0.1
     reuse: Annotated[bool, "dirichlet: a class that has run out starts again, as in the authors' code"] = False
     samples_per_client: Annotated[int | None, at_least_one, "training samples of every client"] = None
     test_samples: Annotated[int | None, at_least_one, "test samples of every client"] = None
+    augment: Annotated[bool, "random flips and crops of training images, for datasets that have them"] = True
     seed: Annotated[int | None, non_negative, "seed of the split; the run's seed unless given"] = None
 
     def __post_init__(self) -> None:
@@ -43,7 +53,7 @@ def load(name: str = "digits", **options: Any) -> Federation:
 
 def share_out(options: DataOptions) -> Federation:
     """Split a dataset over clients; every client's test set follows its training labels."""
-    data = DATASETS[options.name]()
+    data = DATASETS[options.name](Path(options.root))
     train_labels, test_labels = data.y.numpy(), data.y_test.numpy()
     rng = np.random.default_rng([options.seed or 0, 0])
     reuse = options.reuse and options.split == "dirichlet"
@@ -58,7 +68,8 @@ def share_out(options: DataOptions) -> Federation:
     for mine in held:
         test = splits.matching_test_set(train_labels[mine], test_labels, size, data.num_classes, rng)
         clients.append(ClientData(data.x[mine], data.y[mine], data.x_test[test], data.y_test[test]))
-    return Federation(clients, data.num_classes, options.name, asdict(options))
+    padding = data.crop_padding if options.augment else 0
+    return Federation(clients, data.num_classes, options.name, asdict(options), padding)
 
 
 __all__ = ["DATASETS", "ClientData", "DataOptions", "Federation", "load", "share_out"]

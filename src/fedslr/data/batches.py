@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedslr.data.augment import flip_and_crop
 from fedslr.types import Batch
 
 EVALUATION = 2**31
@@ -30,10 +31,13 @@ class ShuffledData:
     A short last batch is kept.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, batch_size: int, seed: int, round: int, client: int) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, batch_size: int, seed: int, round: int, client: int, crop_padding: int = 0
+    ) -> None:
         self.num_examples = len(y)
         self._x, self._y = x, y
         self._batch_size = batch_size
+        self._crop_padding = crop_padding
         self._key = (seed, round, client)
 
     def epochs(self, count: int, phase: int = 0) -> Iterator[Batch]:
@@ -55,7 +59,10 @@ class ShuffledData:
         rng = order(*self._key, phase)
         for _ in range(count):
             shuffle = torch.from_numpy(rng.permutation(self.num_examples)).to(self._y.device)
-            yield self._cut(self._x[shuffle], self._y[shuffle])
+            x = self._x[shuffle]
+            if self._crop_padding:
+                x = flip_and_crop(x, self._crop_padding, rng)
+            yield self._cut(x, self._y[shuffle])
 
     def _cut(self, x: Tensor, y: Tensor) -> Iterator[Batch]:
         for start in range(0, self.num_examples, self._batch_size):

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from torch import Tensor
+
+from fedslr.data.dataset import Dataset
 
 
-class Dataset(NamedTuple):
-    """Pooled data, before they are split over clients."""
-
-    x: Tensor
-    y: Tensor
-    x_test: Tensor
-    y_test: Tensor
-    num_classes: int
-    test_samples: int
-    """How many test samples a client gets unless told otherwise."""
-
-
-def digits() -> Dataset:
+def digits(root: Path) -> Dataset:
     """A fixed quarter is held out for testing, every digit by the same share; pixels have mean 0, deviation 1."""
     bunch: Any = load_digits()
     x = bunch.images[:, None].astype(np.float32)

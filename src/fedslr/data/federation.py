@@ -40,6 +40,8 @@ class Federation:
     name: str = "arrays"
     options: Mapping[str, Any] | None = None
     """How it was made, where a dataset was shared out: a recipe's `data` table."""
+    crop_padding: int = 0
+    """Training images are flipped, and cropped after zero-padding by this much; 0 leaves them as they are."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

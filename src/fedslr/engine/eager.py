@@ -19,17 +19,24 @@ class Eager:
     """Runs a method's functions as they are written."""
 
     def __init__(
-        self, algorithm: Algorithm[Any, Any], task: Task, clients: Sequence[ClientData], batch_size: int, seed: int
+        self,
+        algorithm: Algorithm[Any, Any],
+        task: Task,
+        clients: Sequence[ClientData],
+        batch_size: int,
+        seed: int,
+        crop_padding: int = 0,
     ) -> None:
         self.algorithm = algorithm
         self.task = task
         self.clients = clients
         self.batch_size = batch_size
         self.seed = seed
+        self.crop_padding = crop_padding
 
     def _data(self, client: int, round: int) -> ShuffledData:
         held = self.clients[client]
-        return ShuffledData(held.x, held.y, self.batch_size, self.seed, round, client)
+        return ShuffledData(held.x, held.y, self.batch_size, self.seed, round, client, self.crop_padding)
 
     def local_update(self, client: int, state: Any, payload: Payload, round: Round) -> tuple[Any, Payload]:
         """One client's work. Dropout and its like draw from the round and the client, so a resumed run repeats them."""

@@ -57,7 +57,7 @@ class Simulation:
         device, dtype = settings.torch_device(), settings.torch_dtype()
         self.task = Task(module.to(device, dtype), loss, settings.weight_decay)
         clients = [c.to(device, dtype) for c in federation.clients]
-        self.engine = Eager(algorithm, self.task, clients, settings.batch_size, settings.seed)
+        self.engine = Eager(algorithm, self.task, clients, settings.batch_size, settings.seed, federation.crop_padding)
 
         self.start = self.task.params()
         self.server = algorithm.init_server(self.start, self.num_clients)
