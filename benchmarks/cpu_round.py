@@ -21,9 +21,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedslr
-from fedslr import models
+from fedslr import models, seeds
 from fedslr.config import Settings
-from fedslr.data.batches import order
 from fedslr.engine import cohort
 from fedslr.engine.rounds import Simulation
 
@@ -43,7 +42,7 @@ def bare_rounds(federation: fedslr.Federation, settings: Settings) -> Iterator[n
             x, y = federation.clients[c].x, federation.clients[c].y
             worker.load_state_dict(model.state_dict())
             optimizer = torch.optim.SGD(worker.parameters(), lr=lr, weight_decay=DECAY)
-            shuffles = order(settings.seed, t, c, 0)
+            shuffles = seeds.generator(seeds.SHUFFLE, settings.seed, t, c, 0)
             for _ in range(settings.epochs):
                 shuffle = torch.from_numpy(shuffles.permutation(len(y)))
                 for part in shuffle.split(settings.batch_size):

@@ -278,7 +278,7 @@ def test_other_data_or_another_model_are_noticed(tmp_path):
 
 def test_a_folder_holds_one_run_of_one_process(tmp_path):
     run(tmp_path, rounds=1)
-    with pytest.raises(fedslr.FedslrError, match="already holds a run; resume it with --resume"):
+    with pytest.raises(fedslr.FedslrError, match="already holds a run; resume it"):
         run(tmp_path, rounds=1)
     with pytest.raises(fedslr.FedslrError, match="holds no run to resume"):
         run(tmp_path / "nowhere", resume=True)

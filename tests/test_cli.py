@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -127,6 +128,55 @@ def test_an_error_inside_a_client_names_it(monkeypatch):
     assert raised.value.__notes__[0].startswith("in round 1, client ")
 
 
+def test_a_bare_command_is_help(command):
+    code, printed, _ = command()
+    assert code == 0
+    assert "algorithms" in printed
+    assert len(printed.splitlines()) > 5
+
+
+def test_names_are_not_markup(command, recipe, tmp_path):
+    out = tmp_path / "x[/b]y[red]"
+    code, printed, _ = command("run", recipe, "--out", out)
+    assert code == 0
+    assert "x[/b]y[red]" in printed.replace("\n", "")
+    assert command("show", out)[0] == 0
+
+
+def test_a_terminal_without_greek_gets_question_marks():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-m", "fedslr", "algorithms"], capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_damaged_summary_is_one_line(command, recipe, tmp_path):
+    command("run", recipe, "--out", tmp_path / "out")
+    (tmp_path / "out" / "summary.json").write_text("{}")
+    code, _, err = command("show", tmp_path / "out")
+    assert_one_plain_line(code, err, "not what a run writes")
+
+
+def test_a_picture_needs_a_kind(command, recipe, tmp_path):
+    command("run", recipe, "--out", tmp_path / "out")
+    code, _, err = command("show", tmp_path / "out", "--plot", tmp_path / "picture")
+    assert_one_plain_line(code, err, "expected a file that ends in .png, .pdf or .svg")
+
+
+def test_byte_totals_go_on_after_a_resume(command, recipe, tmp_path):
+    out = tmp_path / "out"
+    command("run", recipe, "--out", out)
+    _, _, resumed = command("run", recipe, "--out", out, "--resume", "--set", "rounds=3")
+    _, _, whole = command("run", recipe, "--out", tmp_path / "whole", "--set", "rounds=3")
+    assert resumed.splitlines()[-1] == whole.splitlines()[-1]
+
+
+def test_fewer_rounds_than_there_are_is_refused(command, recipe, tmp_path):
+    out = tmp_path / "out"
+    command("run", recipe, "--out", out)
+    code, _, err = command("run", recipe, "--out", out, "--resume", "--set", "rounds=1")
+    assert_one_plain_line(code, err, "rounds: got 1, but the run already has 2")
+
+
 # --- wrong requests: exit code 2, one plain line, nothing lost ------------------------------------------------------
 
 WRONG_KEYS = [
@@ -145,7 +195,20 @@ WRONG_KEYS = [
     ("lr=nan", "lr: got NaN, expected a number above 0"),
     ("lr_decay=1.5", "lr_decay: got 1.5, expected a number above 0 and at most 1"),
     ("weight_decay=-1", "weight_decay: got -1, expected a number 0 or above"),
-    ("seed=-1", "seed: got -1, expected a whole number 0 or above"),
+    ("seed=-1", "seed: got -1, expected a whole number from 0 to"),
+    ("seed=99999999999999999999999", "seed: got 99999999999999999999999, expected a whole number from 0 to"),
+    ("lr=" + "9" * 400, "expected a number above 0"),
+    ("lr=" + "9" * 5000, "expected a number above 0"),
+    ("lr=" + "[" * 5000, "expected a number above 0"),
+    ("lr=0.1\nrounds=1", "expected a number above 0"),
+    ("device=meta", "device: got 'meta', which this machine cannot use"),
+    ("algorithm.name=[1]", "algorithm.name: got [1], no such method"),
+    ("evaluate=3", "evaluate: got 3, expected a table such as { every = 5 }"),
+    ("evaluate_every=3", "did you mean 'evaluate.every'?"),
+    ("algorithm.eta_g=1e300", "the global model diverged"),
+    ("data.clients=5000", "data.clients: got 5000, but there are only 1347 training samples"),
+    ("data.samples_per_client=100000000000000", "expected a whole number from 1 to 100,000,000"),
+    ("data.test_samples=1", "data.test_samples: got 1, too few to follow"),
     ("dtype=float8", 'dtype: got "float8", expected one of float32, float64'),
     ("device=tpu9", "device: got 'tpu9', which this machine cannot use; try auto or cpu"),
     ("store=cloud", 'store: got "cloud", expected one of memory, disk'),
@@ -199,7 +262,27 @@ WRONG_CALLS = {
     "unknown option": (lambda p: ["run", p / "tiny.toml", "--fast"], "--fast"),
     "unknown command": (lambda p: ["rum"], "rum"),
     "missing recipe": (lambda p: ["run"], "Missing argument"),
-    "show of nothing": (lambda p: ["show", p / "none"], "no finished run"),
+    "show of nothing": (lambda p: ["show", p / "none"], "none: no such folder"),
+    "show of an unfinished run": (lambda p: ["show", write(p / "config.toml", "x").parent], "no finished run in it"),
+    "out is a file": (
+        lambda p: ["run", p / "tiny.toml", "--out", write(p / "file", "x")],
+        "is a file; choose a folder",
+    ),
+    "out is nothing": (lambda p: ["run", p / "tiny.toml", "--out", ""], "expected a folder of its own"),
+    "out has a long name": (lambda p: ["run", p / "tiny.toml", "--out", p / ("x" * 300)], "cannot be used"),
+    "somebody's metrics": (
+        lambda p: ["run", p / "tiny.toml", "--out", write(p / "metrics.jsonl", "mine").parent],
+        "already holds a run",
+    ),
+    "resume without a config": (
+        lambda p: ["run", p / "tiny.toml", "--resume", "--out", write(p / "metrics.jsonl", "mine").parent],
+        "config.toml is missing",
+    ),
+    "deep recipe": (lambda p: ["run", write(p / "deep.toml", "lr = " + "[" * 5000)], "not valid TOML"),
+    "a table set on a word": (
+        lambda p: ["run", write(p / "w.toml", 'algorithm = "x"'), "--set", "algorithm.name=fedavgg"],
+        "did you mean 'fedavg'?",
+    ),
     "diagnostics of fedavg": (
         lambda p: ["run", p / "tiny.toml", "--set", "algorithm.name=fedavg", "--diagnostics", "--out", p / "o"],
         "diagnostics: they are defined for fedslr, not for fedavg",
@@ -219,7 +302,7 @@ def test_a_run_is_never_overwritten(command, recipe, tmp_path):
     command("run", recipe, "--out", out)
     before = (out / "summary.json").read_bytes()
     code, _, err = command("run", recipe, "--out", out)
-    assert_one_plain_line(code, err, "already holds a run; resume it with --resume")
+    assert_one_plain_line(code, err, "already holds a run; resume it (--resume, resume=True)")
     code, _, err = command("run", recipe, "--out", out, "--resume", "--set", "lr=0.3")
     assert_one_plain_line(code, err, "this is not the run in")
     assert (out / "summary.json").read_bytes() == before
@@ -231,10 +314,7 @@ def test_a_damaged_checkpoint_is_one_line(command, recipe, tmp_path):
     for path in (out / "checkpoint").glob("manifest*"):
         path.write_text("{}")
     code, _, err = command("run", recipe, "--out", out, "--resume", "--set", "rounds=3")
-    lines = err.splitlines()
-    assert code == 2
-    assert [line.split(":")[0] for line in lines] == ["warning", "warning", "error"]
-    assert "every checkpoint" in lines[-1]
+    assert_one_plain_line(code, err, "every checkpoint in")
 
 
 def test_divergence_keeps_what_was_finished(command, recipe, tmp_path):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import fedslr
 from conftest import make_arrays
+from fedslr import seeds
 from fedslr.data import splits
 from fedslr.data.batches import ShuffledData
 from fedslr.data.digits import digits as read_digits
@@ -75,6 +76,32 @@ def test_a_class_that_runs_out_starts_again_with_reuse():
     assert sorted(np.bincount(again, minlength=5)[:5]) == [4] * 5
     once = splits.by_priors(labels, priors, 20, rng())[0]
     assert np.bincount(labels[once]).tolist() == [5, 15]
+
+
+def test_a_prior_is_renormalised_over_what_is_left():
+    """One class gone, the others keep their proportions."""
+    labels = np.array([0] * 10 + [1] * 40_000 + [2] * 40_000)
+    (mine,) = splits.by_priors(labels, np.array([[0.6, 0.3, 0.1]]), 20_000, rng(1))
+    counts = np.bincount(labels[mine], minlength=3)
+    assert counts[0] == 10
+    assert counts[1] / counts[2] == pytest.approx(3, rel=0.1)
+
+
+def test_samples_of_a_class_are_taken_at_random():
+    labels = np.zeros(1000, int)
+    (mine,) = splits.by_priors(labels, np.array([[1.0]]), 100, rng(0))
+    assert mine.mean() == pytest.approx(500, abs=100)
+    assert sorted(mine) != list(range(100))
+
+
+def test_no_two_random_streams_are_the_same():
+    """Whatever they are for: equal keys of different purposes, and keys that differ by a zero, draw differently."""
+    keys = [
+        (p, 0, *k) for p in range(4) for k in itertools.chain(*(itertools.product((0, 1), repeat=n) for n in range(4)))
+    ]
+    drawn = {seeds.generator(*key).integers(2**62) for key in keys}
+    assert len(drawn) == len(keys)
+    assert len({seeds.integer(*key) for key in keys}) == len(keys)
 
 
 def test_clients_are_interleaved():

@@ -12,6 +12,7 @@ import fedslr
 from conftest import cohort_of, make_federation, mlp
 from fedslr import wire
 from fedslr.config import Settings
+from fedslr.data.batches import ShuffledData
 from fedslr.engine.eager import Eager
 from fedslr.engine.rounds import Simulation
 from fedslr.store import plain
@@ -119,6 +120,37 @@ def test_the_summary_keeps_its_contract(method):
     x = make_federation(SIZES).clients[3].x_test.float()
     expected = torch.func.functional_call(mlp(), result.personal_params(3), (x,))
     assert torch.equal(model(x), expected)
+
+
+@every
+def test_accuracies_are_those_of_the_models(method):
+    """The recorded figures, recomputed from the models the result hands out, client by client."""
+    result = run(method)
+    last, federation = result.records[-1], make_federation(SIZES)
+    for model, params in (("personal", result.personal_params), ("global", lambda i: result.global_params)):
+        found = last[f"accuracy_{model}_per_client"]
+        if found is None:
+            continue
+        for i, client in enumerate(federation.clients):
+            out = torch.func.functional_call(mlp(), params(i), (client.x_test.float(),))
+            assert found[i] == pytest.approx(float((out.argmax(1) == client.y_test).double().mean()))
+        assert last[f"accuracy_{model}"] == pytest.approx(sum(found) / len(found))
+
+
+@every
+def test_every_phase_has_shuffles_of_its_own(method, monkeypatch):
+    asked: list[int] = []
+    for name in ("epochs", "pairs"):
+        real = getattr(ShuffledData, name)
+
+        def spy(self: Any, count: int, phase: int = 0, real: Any = real) -> Any:
+            asked.append(phase)
+            return real(self, count, phase)
+
+        monkeypatch.setattr(ShuffledData, name, spy)
+    run(method, rounds=1, clients_per_round=1, evaluate_every=5, personal_epochs=1)
+    training = asked[: -len(SIZES)] if method.name == "perfedavg" else asked
+    assert len(training) == len(set(training))
 
 
 @every

@@ -7,6 +7,8 @@ from torch import nn
 import fedslr
 from conftest import make_federation, mlp
 from fedslr import models
+from fedslr.config import Settings
+from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError
 from fedslr.types import Batch, Task
 
@@ -18,7 +20,7 @@ def test_models_by_name_are_drawn_from_the_seed():
     a, b, c = (models.build("cnn", IMAGES, seed) for seed in (1, 1, 2))
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
     assert not torch.equal(a.conv1.weight, c.conv1.weight)
-    models.check(a, IMAGES)
+    assert models.check(a, IMAGES, nn.functional.cross_entropy) == []
     assert sum(p.numel() for p in models.build("cnn", fedslr.load("digits"), 0).parameters()) == 38_282
 
 
@@ -39,6 +41,67 @@ class Pair(nn.Module):
         return self.layer(x), x
 
 
+class Detached(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).detach()
+
+
+class Counting(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        return super().forward(x)
+
+
+class Poisoned(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        nn.init.constant_(self.weight, torch.nan)
+
+
+class Idle(nn.Linear):
+    """A layer that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.spare = nn.Linear(2, 2)
+
+
+def test_unused_parameters_are_told_of():
+    assert models.check(Idle(), TABLE, nn.functional.cross_entropy) == [
+        "model: spare.weight, spare.bias got no gradient and will only decay"
+    ]
+
+
+def test_peoples_data_stay_as_they_are():
+    x = torch.randn(5, 6)
+    data = {"x": x, "y": torch.tensor([0, 1, 2, 0, 1]), "x_test": x.clone(), "y_test": torch.tensor([0, 1, 2, 0, 1])}
+    before = x.clone()
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3))
+    federation = fedslr.Federation.from_arrays([data])
+    fedslr.run(fedslr.FedSLR(), federation, model=model, rounds=2, diagnostics=True, warn=lambda text: None)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (nn.CrossEntropyLoss(reduction="none"), r"loss: it gives \[2\] numbers, expected one"),
+        (lambda out, y: out.nonsense, "cannot be trained with this loss"),
+        ("mse", "loss: got 'mse', expected a function"),
+    ],
+)
+def test_wrong_losses_are_refused(loss, says):
+    with pytest.raises(FedslrError, match=says):
+        fedslr.run(fedslr.FedAvg(), TABLE, model=mlp(), rounds=1, loss=loss)
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
@@ -47,10 +110,15 @@ class Pair(nn.Module):
             r"'1' \(BatchNorm1d\) keeps running statistics.*use GroupNorm",
         ),
         (nn.Sequential(nn.Linear(5, 3)), "does not take inputs of shape"),
-        (nn.Sequential(nn.Linear(6, 2)), r"answers 2 inputs with \[2, 2\], expected \[2, 3\]"),
+        (nn.Sequential(nn.Linear(6, 2)), r"answers 2 inputs with \[2, 2\] of torch.float32, expected \[2, 3\]"),
         (nn.LazyLinear(3), "lazy layers"),
         (nn.Flatten(), "no trainable parameters"),
         (Pair(), "answers 2 inputs with tuple"),
+        (Detached(), "cannot be trained with this loss"),
+        (Counting(), "its buffer 'calls' changes in training"),
+        (Poisoned(), "'weight' has weights that are not finite"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)), "changes in training"),
+        (nn.Linear, "expected a name or an nn.Module"),
         ("cn", "model.name: got 'cn', no such model; did you mean 'cnn'?"),
         ("cnn", "'cnn' takes images"),
     ],
@@ -114,5 +182,22 @@ def test_dropout_is_repeatable():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 3))
 
-    a, b = (fedslr.run(fedslr.FedAvg(), TABLE, model=model(), rounds=3).global_params for _ in range(2))
+    def run(noise: int, rate: float = 0.5, **changes: int) -> dict[str, torch.Tensor]:
+        made = model()
+        made[1].p = rate
+        torch.manual_seed(noise)
+        options = {"rounds": 3, "seed": 0, **changes}
+        return fedslr.run(fedslr.FedAvg(), TABLE, model=made, **options).global_params
+
+    a, b, without = run(1), run(2), run(1, rate=0.0)
     assert all(torch.equal(a[k], b[k]) for k in a)
+    assert not torch.equal(a["0.weight"], without["0.weight"])
+
+
+def test_every_client_and_round_has_noise_of_its_own():
+    simulation = Simulation(fedslr.FedAvg(), TABLE, mlp(), Settings(rounds=1))
+    drawn = []
+    for client, number in ((0, 0), (1, 0), (0, 1)):
+        with simulation.engine._seeded(client, number):
+            drawn.append(float(torch.rand(1)))
+    assert len(set(drawn)) == 3

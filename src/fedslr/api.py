@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from fedslr.config import DTYPES, Settings, difference, dump
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError, Interrupted
+from fedslr.models import MODELS
 from fedslr.record import Record, RunFolder, read_records
 from fedslr.report import write_report
 from fedslr.types import Algorithm, Loss, Params
@@ -41,9 +43,9 @@ class Result:
     def personal_params(self, client: int) -> dict[str, Tensor]:
         """The parameters of one client's personal model."""
         known = self._simulation.num_clients
-        if not 0 <= client < known:
-            raise FedslrError(f"client: got {client}, expected 0 to {known - 1}")
-        return self._simulation.personal_params(client)
+        if not hasattr(client, "__index__") or not 0 <= client < known:
+            raise FedslrError(f"client: got {client!r}, expected a whole number from 0 to {known - 1}")
+        return self._simulation.personal_params(int(client))
 
     def personal_model(self, client: int) -> nn.Module:
         """One client's personal model, ready to use."""
@@ -69,6 +71,7 @@ def summarize(simulation: Simulation, records: list[dict[str, Any]]) -> dict[str
         "clients": simulation.num_clients,
         "rounds": simulation.done,
         "seed": simulation.settings.seed,
+        "rerunnable": simulation.federation.options is not None and type(simulation.task.model) in MODELS.values(),
         "accuracy": metrics.accuracy(records),
         "accuracy_best": metrics.accuracy(records, pick="best"),
         "accuracy_sampled": metrics.accuracy(records, clients="sampled"),
@@ -108,6 +111,11 @@ def run(
         raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
     if not isinstance(federation, Federation):
         raise FedslrError("federation: expected what fedslr.load or Federation.from_arrays gives")
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise FedslrError(f"out: got {out!r}, expected the path of a folder")
+    for name, given in (("loss", loss), ("on_round", on_round), ("should_stop", should_stop), ("warn", warn)):
+        if given is not None and not callable(given):
+            raise FedslrError(f"{name}: got {given!r}, expected a function")
     select = settings.get("selection") if callable(settings.get("selection")) else None
     if select is None and settings.get("selection") == "custom":
         raise FedslrError("selection: for a custom one give the function itself")
@@ -125,6 +133,8 @@ def run(
         records = read_records(folder.path) if folder else []
         if folder is not None:
             folder.write_config(text)
+            if simulation.done < checked.rounds:
+                folder.forget_results()
         for record in simulation.rounds():
             records.append(asdict(record))
             if on_round is not None:
@@ -135,7 +145,7 @@ def run(
         result = Result(simulation, records)
         if folder is not None:
             folder.write_summary(result.summary)
-            write_report(folder.path, result.summary, records, text)
+            write_report(folder.path, result.summary, records, text, checked.torch_dtype().itemsize)
         return result
     finally:
         if folder is not None:
@@ -144,19 +154,44 @@ def run(
 
 def open_folder(path: Path, resume: bool, config: str) -> RunFolder:
     """The run folder, refused where it holds another run, or this one without having been asked to go on."""
+    try:
+        if resume and not path.exists():
+            raise FedslrError(f"resume: {path} holds no run to resume")
+        if path.exists() and not path.is_dir():
+            raise FedslrError(f"out: {path} is a file; choose a folder")
+    except OSError as error:
+        raise FedslrError(f"out: {path} cannot be used: {error.strerror}") from error
+    folder = RunFolder(path)
+    try:
+        _check_folder(path, resume, config)
+    except FedslrError:
+        folder.close()
+        raise
+    return folder
+
+
+def _check_folder(path: Path, resume: bool, config: str) -> None:
     kept = path / "config.toml"
-    if kept.exists() and not resume:
-        raise FedslrError(f"out: {path} already holds a run; resume it with --resume, or choose another folder")
-    if resume and not path.exists():
-        raise FedslrError(f"resume: {path} holds no run to resume")
+    if not resume and (kept.exists() or has_rounds(path)):
+        raise FedslrError(
+            f"out: {path} already holds a run; resume it (--resume, resume=True) or choose another folder"
+        )
+    if resume and not kept.exists() and has_rounds(path):
+        raise FedslrError(f"resume: {kept} is missing, so nobody can tell which run this is; restore it")
     if resume and kept.exists():
         try:
             changed = difference(kept.read_text(), config)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise FedslrError(f"resume: {kept} is damaged: {error}") from error
         if changed:
             raise FedslrError(f"resume: this is not the run in {path}: {changed}")
-    return RunFolder(path)
+
+
+def has_rounds(path: Path) -> bool:
+    """Whether a folder holds rounds of some run; an attempt killed before its first round leaves none."""
+    metrics_file = path / "metrics.jsonl"
+    manifests = path / "checkpoint"
+    return (metrics_file.exists() and metrics_file.stat().st_size > 0) or any(manifests.glob("manifest-*.json"))
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

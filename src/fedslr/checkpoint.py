@@ -7,7 +7,8 @@
 
 Files are written first, the manifest last, each flushed and renamed into place; two generations are kept. A generation
 is believed only if its manifest and every file it names are unchanged; else the one before it is used. Shuffles,
-cohorts and batches are drawn from (seed, round, client), so no generator's state has to be kept.
+cohorts and batches are drawn from (seed, round, client), so no generator's state has to be kept. A client that did not
+train between two generations has one file that both name: damage to it is damage to both.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from fedslr.errors import CheckpointError
-from fedslr.store import ClientStore, Entry, read_tree, sync_folder, write_durably, write_tree
+from fedslr.store import ClientStore, Entry, read_tree, read_verified, sync_folder, write_durably, write_tree
 from fedslr.tree import Tree
 
 FORMAT = 1
 KEPT = 2
 """Generations on disk."""
+OURS = re.compile(r"server-\d+\.safetensors|\.(server|manifest)-\d+\.(safetensors|json)\.\d+\.tmp")
+"""Names that may be left over from a save that was cut off."""
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clients = folder / "clients"
+        self._named: dict[int, set[str]] = {}
         try:
             self.clients.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -74,38 +78,46 @@ class Checkpoints:
         }
         text = json.dumps({**fields, "digest": _digest(fields)}, indent=1)
         write_durably(self._manifest(rounds), text.encode())
+        self._named[rounds] = {e.file for e in clients.values()}
         for old in self.rounds()[KEPT:]:
             self._remove(old)
-        store.collect()
+        store.collect(set().union(*self._named.values()))
 
     def load(self, warn: Callable[[str], None]) -> tuple[Generation, Tree] | None:
         """The newest whole generation and its server state; None if there is none at all."""
-        rounds = self.rounds()
-        for number in rounds:
+        damages = []
+        for number in self.rounds():
             try:
                 generation = self._read(number)
                 server = read_tree(self.folder, generation.server)
                 for entry in generation.clients.values():
-                    self._verify(entry)
-                return generation, server
+                    read_verified(self.clients, entry)
             except CheckpointError as error:
-                warn(f"the checkpoint of round {number} is damaged ({error})")
-        if rounds:
+                damages.append(f"the checkpoint of round {number} is damaged ({error})")
+                continue
+            for damage in damages:
+                warn(f"{damage}; going on from round {number}")
+            return generation, server
+        if damages:
             raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged; start again with another --out, or remove that folder"
+                f"every checkpoint in {self.folder} is damaged; start again with another --out ({damages[0]})"
             )
         return None
 
     def restore(self, store: ClientStore, generation: Generation) -> None:
-        """Put the clients of a generation into a store, and drop what was written after it."""
-        older = set()
+        """Put the clients of a generation into a store, and drop what was written after it or left half written."""
+        self._named = {generation.rounds: {e.file for e in generation.clients.values()}}
         for number in self.rounds():
             if number > generation.rounds:
                 self._remove(number)
             elif number < generation.rounds:
                 with contextlib.suppress(CheckpointError):
-                    older |= {e.file for e in self._read(number).clients.values()}
-        store.load(generation.clients, older)
+                    self._named[number] = {e.file for e in self._read(number).clients.values()}
+        kept = {f"server-{number:06d}.safetensors" for number in self.rounds()}
+        for path in self.folder.iterdir():
+            if OURS.fullmatch(path.name) and path.name not in kept:
+                path.unlink()
+        store.load(generation.clients, set().union(*self._named.values()))
         sync_folder(self.folder)
 
     def _manifest(self, rounds: int) -> Path:
@@ -116,6 +128,7 @@ class Checkpoints:
         for path in (self._manifest(rounds), self.folder / f"server-{rounds:06d}.safetensors"):
             with contextlib.suppress(OSError):
                 path.unlink()
+        self._named.pop(rounds, None)
 
     def _read(self, rounds: int) -> Generation:
         path = self._manifest(rounds)
@@ -128,12 +141,3 @@ class Checkpoints:
             return Generation(fields["rounds"], Entry(*fields["server"]), clients, fields["notes"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is unreadable: {error}") from error
-
-    def _verify(self, entry: Entry) -> None:
-        path = self.clients / entry.file
-        try:
-            if hashlib.sha256(path.read_bytes()).hexdigest() == entry.sha256:
-                return
-        except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-        raise CheckpointError(f"{path} was changed or only half written: its SHA-256 does not match")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -20,19 +23,20 @@ from fedslr import api, config, experiments, report, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.data import share_out
 from fedslr.errors import FedslrError, Interrupted
-from fedslr.record import Record
+from fedslr.record import Record, read_records
 from fedslr.report import tables
 from fedslr.store import write_durably
 
 app = typer.Typer(
     help="Personalized federated learning: a low-rank global model plus a sparse personal part per client.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-out_console = Console(highlight=False)
-err_console = Console(stderr=True, highlight=False, soft_wrap=True)
+# Names and paths are people's own: they are printed as they are, never read as markup.
+out_console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
+err_console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 Pick = Annotated[str, typer.Option(help="Accuracy of the last or of the best evaluation: last, best.")]
@@ -45,6 +49,9 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in th
 Jobs = Annotated[int | None, typer.Option(help="Runs at once. Default: one per core, one on a GPU.")]
 
 
+INTERRUPTED = 130
+
+
 def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"fedslr {fedslr.__version__}")
@@ -53,11 +60,14 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
     """Personalized federated learning."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()
@@ -74,8 +84,8 @@ def run(
     request = config.read(recipe, changes or [])
     if diagnostics:
         request = replace(request, settings=replace(request.settings, diagnostics=True))
-    folder = out or Path("runs") / recipe.stem
-    with _Display(request.settings.rounds) as display, _stop_on_signal(display.warn) as stopped:
+    folder = _home(out, recipe)
+    with _Display(request.settings.rounds, folder) as display, _stop_on_signal(display.warn) as stopped:
         try:
             result = api.run(
                 request.algorithm,
@@ -90,13 +100,19 @@ def run(
                 **asdict(request.settings),
             )
         except Interrupted as stop:
-            raise Interrupted(f"{stop}; go on with: {_again(recipe, changes or [], folder)}") from None
+            again = [
+                "fedslr",
+                "run",
+                str(recipe),
+                *(f"--set={c}" for c in changes or []),
+                "--out",
+                str(folder),
+                "--resume",
+            ]
+            again += ["--diagnostics"] * diagnostics
+            raise Interrupted(f"{stop}; go on with: {shlex.join(again)}") from None
     _print_summary(result.summary, result.records, request.settings.torch_dtype().itemsize)
     out_console.print(f"results in {folder} (look at {folder / 'report.html'})", soft_wrap=True)
-
-
-def _again(recipe: Path, changes: list[str], folder: Path) -> str:
-    return " ".join(["fedslr run", str(recipe), *(f"--set {c}" for c in changes), f"--out {folder} --resume"])
 
 
 @app.command()
@@ -115,7 +131,7 @@ def compare(
     request = config.read(recipe, changes or [])
     names = _words(methods) if methods is not None else list(request.compare.methods)
     names = list(ALGORITHMS) if names == ["all"] else names
-    home = out or Path("runs") / recipe.stem
+    home = _home(out, recipe)
     made = experiments.comparison(request, names, _seeds(seeds, request), home)
     _experiment(made, home, resume, jobs, pick, clients)
 
@@ -138,7 +154,7 @@ def sweep(
     """Run a recipe with every combination of some values, and put the runs in one table."""
     request = config.read(recipe, changes or [])
     values = dict(_axis(text) for text in over) if over else dict(request.sweep)
-    home = out or Path("runs") / recipe.stem
+    home = _home(out, recipe)
     made = experiments.sweep(request, values, _seeds(seeds, request), home)
     _experiment(made, home, resume, jobs, pick, clients)
 
@@ -156,6 +172,12 @@ def show(
     _print_table(runs, pick, clients, format)
     if plot is not None:
         _draw(runs, plot)
+
+
+def _home(out: Path | None, recipe: Path) -> Path:
+    if out is not None and not out.name:
+        raise FedslrError(f"--out: got '{out}', expected a folder of its own")
+    return out or Path("runs") / recipe.stem
 
 
 def _words(text: str) -> list[str]:
@@ -225,9 +247,10 @@ def _print_table(runs: list[tables.Run], pick: str, clients: str, format: str) -
         return
     if format != "text":
         raise FedslrError(f"--format: got '{format}', expected text, {', '.join(writers)}")
-    drawn = RichTable(box=None, pad_edge=False, padding=(0, 1))
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for i, title in enumerate(made.titles):
-        drawn.add_column(title, justify="left" if i < made.labels else "right")
+        label = i < made.labels
+        drawn.add_column(title, justify="left" if label else "right", no_wrap=label, overflow="fold")
     for row in made.rows:
         drawn.add_row(*row)
     out_console.print(drawn)
@@ -238,6 +261,8 @@ def _draw(runs: list[tables.Run], path: Path, quiet: bool = False) -> None:
     curves = {
         ", ".join(g.labels.values()): report.mean_records([r.records for r in g.runs]) for g in tables.group(runs)
     }
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise FedslrError(f"--plot: got '{path}', expected a file that ends in .png, .pdf or .svg")
     try:
         report.accuracy_figure(curves).savefig(path, dpi=150)
     except (OSError, ValueError) as error:
@@ -250,24 +275,25 @@ def _draw(runs: list[tables.Run], path: Path, quiet: bool = False) -> None:
 def algorithms() -> None:
     """List the methods and their hyperparameters."""
     for name, cls in ALGORITHMS.items():
-        out_console.print(f"[bold]{name}[/]  {(cls.__doc__ or '').splitlines()[0]}", soft_wrap=True)
+        out_console.print(f"{name}  {(cls.__doc__ or '').splitlines()[0]}", style="bold", soft_wrap=True)
         for option in schema.describe(cls):
-            out_console.print(
-                f"    {option.name} = {option.default:g}  {option.help} ({option.kind})", soft_wrap=True, markup=False
-            )
+            default = f"{option.default:g}" if isinstance(option.default, float) else option.default
+            out_console.print(f"    {option.name} = {default}  {option.help} ({option.kind})", soft_wrap=True)
 
 
 class _Display:
     """Live progress on a terminal; a line per evaluation elsewhere."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, folder: Path) -> None:
         self.rounds = rounds
+        self.folder = folder
         self.down = self.up = 0
+        self.begun = False
         self.accuracy = ""
         self.progress = Progress(
-            TextColumn("round {task.completed}/{task.total}"),
+            TextColumn("round {task.completed}/{task.total}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[status]}"),
+            TextColumn("{task.fields[status]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=err_console,
             disable=not err_console.is_terminal,
@@ -282,9 +308,19 @@ class _Display:
         self.progress.stop()
 
     def warn(self, text: str) -> None:
-        err_console.print(f"warning: {text}", markup=False)
+        err_console.print(f"warning: {text}")
+
+    def _count_earlier(self, record: Record) -> None:
+        """A resumed run goes on counting where it stopped."""
+        self.begun = True
+        for earlier in read_records(self.folder) if record.round > 1 else []:
+            if earlier["round"] < record.round:
+                self.down += earlier["bytes_down"]
+                self.up += earlier["bytes_up"]
 
     def show(self, record: Record) -> None:
+        if not self.begun:
+            self._count_earlier(record)
         self.down += record.bytes_down
         self.up += record.bytes_up
         if record.accuracy_personal is not None:
@@ -305,9 +341,9 @@ class _ManyDisplay:
         self.done = dict.fromkeys(self.rounds, 0)
         self.lines: dict[str, TaskID] = {}
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[status]}"),
+            TextColumn("{task.fields[status]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=err_console,
             disable=not err_console.is_terminal,
@@ -322,7 +358,7 @@ class _ManyDisplay:
         self.progress.stop()
 
     def warn(self, text: str) -> None:
-        err_console.print(f"warning: {text}", markup=False)
+        err_console.print(f"warning: {text}")
 
     def show(self, said: experiments.Progress) -> None:
         rounds = self.rounds[said.job]
@@ -337,7 +373,7 @@ class _ManyDisplay:
             self.progress.update(line, status=status)
             if said.round == rounds:
                 self.progress.update(line, visible=False)
-                err_console.print(f"{said.job}: {status}", markup=False)
+                err_console.print(f"{said.job}: {status}")
 
 
 class _Stop:
@@ -387,14 +423,26 @@ def _print_summary(summary: dict[str, Any], records: list[dict[str, Any]], width
 
 def main() -> None:
     """Run the command line; a user's mistake is answered with one line, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that has no Greek gets question marks, not a failure after hours of training.
+            stream.reconfigure(errors="replace")
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as stop:
-        _leave(str(stop), 130)
+        _leave(str(stop), INTERRUPTED)
     except FedslrError as error:
         _leave(f"error: {error}", 2)
     except KeyboardInterrupt:
-        _leave("stopped; go on from the last checkpoint with --resume", 130)
+        _leave("stopped; go on from the last checkpoint with --resume", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        _leave(f"error: {error.filename or 'output'}: {error.strerror or error}", 2)
     except Exception as error:
         # What the command line's own parser raises knows its exit code and its message.
         message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
@@ -406,5 +454,5 @@ def main() -> None:
 
 def _leave(line: str, code: int) -> None:
     if line:
-        err_console.print(" ".join(line.split()), markup=False)
+        err_console.print(" ".join(line.split()))
     sys.exit(code)

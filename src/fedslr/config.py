@@ -18,7 +18,7 @@ from fedslr.data import DataOptions
 from fedslr.engine.cohort import SELECTIONS
 from fedslr.errors import FedslrError, suggest
 from fedslr.models import MODELS
-from fedslr.schema import at_least_one, fraction, non_negative, one_of, positive
+from fedslr.schema import at_least_one, fraction, non_negative, one_of, positive, seed_range
 from fedslr.types import Algorithm
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -38,7 +38,7 @@ class Settings:
     lr_decay: Annotated[float, fraction, "factor of the step size per round"] = 0.998
     weight_decay: Annotated[float, non_negative, "weight of ½‖v‖² in every local loss"] = 1e-3
     selection: Annotated[str, one_of(*SELECTIONS, "custom"), "how a round's clients are drawn"] = "uniform"
-    seed: Annotated[int, non_negative, "of split, start, cohorts and batches"] = 0
+    seed: Annotated[int, seed_range, "of split, start, cohorts and batches"] = 0
     device: Annotated[str, "auto, cpu, cuda, cuda:1, …"] = "auto"
     dtype: Annotated[str, one_of(*DTYPES), "precision of training"] = "float32"
     store: Annotated[str, one_of("memory", "disk"), "where clients' states live while the run goes on"] = "memory"
@@ -64,7 +64,7 @@ class Settings:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
             device = torch.device(self.device)
-            torch.empty(0, device=device)
+            torch.zeros(1, device=device).item()
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise FedslrError(f"device: got '{self.device}', which this machine cannot use; try auto or cpu") from error
         return device
@@ -139,7 +139,7 @@ class Recipe:
 def make_algorithm(table: Mapping[str, Any], where: str = "algorithm") -> Algorithm[Any, Any]:
     """A method from a table with its name and hyperparameters."""
     name = table.get("name", "fedslr")
-    if name not in ALGORITHMS:
+    if not isinstance(name, str) or name not in ALGORITHMS:
         hint = suggest(str(name), ALGORITHMS)
         place = "algorithm.name" if where == "algorithm" else where
         raise FedslrError(f"{place}: got {schema.show(name)}, no such method; {hint}")
@@ -151,9 +151,11 @@ def parse(table: Mapping[str, Any]) -> Recipe:
     """A recipe from its parsed TOML."""
     for key, value in table.items():
         if key not in KEYS:
-            raise FedslrError(f"unknown key '{key}' in the recipe; {suggest(key, KEYS)}")
+            hint = f"did you mean '{'.'.join(GROUPED[key])}'?" if key in GROUPED else suggest(key, KEYS)
+            raise FedslrError(f"unknown key '{key}' in the recipe; {hint}")
         if key not in PLAIN and not isinstance(value, Mapping):
-            raise FedslrError(f'{key}: got {schema.show(value)}, expected a table such as {{ name = "…" }}')
+            example = "{ every = 5 }" if key in TABLES else '{ name = "…" }'
+            raise FedslrError(f"{key}: got {schema.show(value)}, expected a table such as {example}")
     flat = {k: table[k] for k in PLAIN if k in table}
     for name, keys in TABLES.items():
         for key, value in table.get(name, {}).items():
@@ -200,12 +202,12 @@ def _experiment(table: Mapping[str, Any]) -> dict[str, Any]:
 def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """A recipe from a file, with `key=value` changes applied."""
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise FedslrError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise FedslrError(f"{path}: cannot be read as a recipe: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise FedslrError(f"{path}: not valid TOML: {error}") from None
     try:
         return parse(apply(table, changes))
@@ -217,7 +219,8 @@ def apply(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """Set dotted keys. Choosing another method drops the hyperparameters of the one the recipe had."""
     pairs = [_pair(change) for change in changes]
     for key, value in pairs:
-        if key == "algorithm.name" and table.get("algorithm", {}).get("name", "fedslr") != value:
+        old = table.get("algorithm", {})
+        if key == "algorithm.name" and not (isinstance(old, dict) and old.get("name", "fedslr") == value):
             table["algorithm"] = {}
     for key, value in pairs:
         set_path(table, key, value)
@@ -245,9 +248,10 @@ def _pair(change: str) -> tuple[str, Any]:
 def value_of(text: str) -> Any:
     """A TOML value, or the text itself where it is none."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text.strip()
+    return table["value"] if len(table) == 1 else text.strip()
 
 
 def dump(settings: Settings, algorithm: Algorithm[Any, Any], data: Mapping[str, Any], model: Mapping[str, Any]) -> str:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedslr.matrix import LowRank
+from fedslr.tree import Tree, leaves
 
 PerClient = list[float | None]
 MODELS = ("global", "personal")
@@ -59,6 +66,17 @@ PAPER_MODEL = 11_173_952
 def paper_gigabytes(numbers: float, dense: int) -> float:
     """What the paper's Table 2 prints: the share of a dense model that was sent, times `PAPER_MODEL`."""
     return gigabytes(numbers / dense * PAPER_MODEL)
+
+
+def parameters(tree: Tree) -> int:
+    """Numbers a model given by its parts needs: factors where they are smaller, non-zeros elsewhere."""
+    total = 0
+    for leaf in leaves(tree):
+        if isinstance(leaf, LowRank):
+            total += min(leaf.numbers, prod(leaf.shape))
+        elif isinstance(leaf, Tensor):
+            total += int(torch.count_nonzero(leaf))
+    return total
 
 
 class Sizes(NamedTuple):

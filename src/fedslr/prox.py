@@ -30,7 +30,7 @@ def singular_value_threshold(x: Tensor, threshold: float) -> LowRank:
     """
     u, s, vh = torch.linalg.svd(to_matrix(x), full_matrices=False)
     rank = int((s > threshold).sum())
-    return LowRank(u[:, :rank] * (s[:rank] - threshold), vh[:rank].mT.contiguous(), tuple(x.shape))
+    return LowRank((u[:, :rank] * (s[:rank] - threshold)).contiguous(), vh[:rank].mT.contiguous(), tuple(x.shape))
 
 
 def nuclear_norm(x: Tensor) -> Tensor:

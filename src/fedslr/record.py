@@ -79,7 +79,9 @@ class RunFolder:
         self._length = 0
 
     def close(self) -> None:
-        self._metrics.close()
+        # What could not be written was already told; closing must not tell it again.
+        with contextlib.suppress(OSError):
+            self._metrics.close()
         self._lock.close()
 
     def write_config(self, text: str) -> None:
@@ -88,6 +90,11 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_durably(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
+    def forget_results(self) -> None:
+        """A run that goes on has no results yet."""
+        for name in ("summary.json", "report.html"):
+            (self.path / name).unlink(missing_ok=True)
+
     def append(self, record: Record) -> None:
         line = record.line().encode() + b"\n"
         with self._disk_errors():
@@ -95,6 +102,9 @@ class RunFolder:
             self._metrics.flush()
         self._digest.update(line)
         self._length += len(line)
+
+    def has_lines(self) -> bool:
+        return (self.path / "metrics.jsonl").stat().st_size > 0
 
     def sync(self) -> dict[str, Any]:
         """Flush the metrics to the disk; how long they are and their SHA-256, for a checkpoint to remember."""
@@ -126,5 +136,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     records = []
     for line in lines:
         with contextlib.suppress(ValueError):
-            records.append(json.loads(line))
+            record = json.loads(line)
+            if isinstance(record, dict) and {"round", "clients"} <= record.keys():
+                records.append(record)
     return records

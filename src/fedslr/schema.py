@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -34,6 +35,8 @@ positive = Rule("above 0", lambda v: v > 0)
 non_negative = Rule("0 or above", lambda v: v >= 0)
 at_least_one = Rule("1 or above", lambda v: v >= 1)
 share = Rule("from 0 to 1", lambda v: 0 <= v <= 1)
+seed_range = Rule("from 0 to 2⁶³ − 1", lambda v: 0 <= v < 2**63)
+countable = Rule("from 1 to 100,000,000", lambda v: 1 <= v <= 10**8)
 fraction = Rule("above 0 and at most 1", lambda v: 0 < v <= 1)
 
 
@@ -79,20 +82,35 @@ def _words(kinds: tuple[Any, ...], rules: list[Rule]) -> str:
 
 
 def _is_kind(value: Any, kind: Any) -> bool:
+    """Whole numbers are numbers, numpy's too; booleans are none."""
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)
     if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     return isinstance(value, kind)
+
+
+def _is_finite(value: numbers.Real) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 def show(value: Any) -> str:
     """A value as the person wrote it, short."""
     try:
         text = json.dumps(value)
-    except (TypeError, ValueError):
-        text = repr(value)
+    except (TypeError, ValueError, RecursionError):
+        text = _repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _repr(value: Any) -> str:
+    try:
+        return " ".join(repr(value).split())
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too large to show"
 
 
 def check_value(name: str, value: Any, annotation: Any) -> Any:
@@ -100,8 +118,9 @@ def check_value(name: str, value: Any, annotation: Any) -> Any:
     kinds, rules, _ = _parts(annotation)
     if value is None and type(None) in kinds:
         return None
-    if any(_is_kind(value, k) for k in kinds) and all(r.holds(value) for r in rules):
-        return float(value) if float in kinds and isinstance(value, int) else value
+    for kind in kinds:
+        if _is_kind(value, kind) and all(r.holds(value) for r in rules):
+            return kind(value) if kind in (int, float) else value
     raise FedslrError(f"{name}: got {show(value)}, expected {_words(kinds, rules)}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ import torch
 from fedslr import wire
 from fedslr.errors import CheckpointError
 from fedslr.tree import Tree
+
+OURS = re.compile(r"client-\d+-\d+\.safetensors|\.client-\d+-\d+\.safetensors\.\d+\.tmp")
+"""Names of the files a store makes; it never touches another."""
 
 
 class Entry(NamedTuple):
@@ -65,8 +69,8 @@ def write_tree(path: Path, tree: Tree) -> Entry:
     return Entry(path.name, hashlib.sha256(data).hexdigest())
 
 
-def read_tree(folder: Path, entry: Entry, device: torch.device | str = "cpu") -> Tree:
-    """The tree of a file whose bytes are what they were."""
+def read_verified(folder: Path, entry: Entry) -> bytes:
+    """The bytes of a file, if they are what they were."""
     path = folder / entry.file
     try:
         data = path.read_bytes()
@@ -74,6 +78,12 @@ def read_tree(folder: Path, entry: Entry, device: torch.device | str = "cpu") ->
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise CheckpointError(f"{path} was changed or only half written: its SHA-256 does not match")
+    return data
+
+
+def read_tree(folder: Path, entry: Entry, device: torch.device | str = "cpu") -> Tree:
+    """The tree of a file whose bytes are what they were."""
+    data = read_verified(folder, entry)
     return wire.to_device(wire.unpack(wire.load_arrays(data), max_numbers=2**62), device)
 
 
@@ -96,16 +106,16 @@ def restore(kind: type[Any], tree: Tree) -> Any:
 class ClientStore(ABC):
     """The state of every client that has trained; the others are still as they began.
 
-    `save` makes what was put durable and gives the files of all clients, for a checkpoint to name. Files that a newer
-    state replaced are kept for one more checkpoint, because the one before it still names them.
+    `save` makes what was put durable and gives the files of all clients, for a checkpoint to name. A file is removed as
+    soon as no checkpoint that is kept names it.
     """
 
     def __init__(self, folder: Path | None = None, device: torch.device | str = "cpu") -> None:
         self.folder = folder
         self.device = device
         self.entries: dict[int, Entry] = {}
-        self._replaced: list[str] = []
-        self._garbage: list[str] = []
+        self._files: set[str] = set()
+        self._named: set[str] = set()
 
     @abstractmethod
     def get(self, client: int) -> Tree | None:
@@ -119,21 +129,22 @@ class ClientStore(ABC):
         """Make every state durable; the files that hold them."""
         return self.entries
 
-    def collect(self) -> None:
-        """After a checkpoint: remove the files no checkpoint names any more."""
-        for name in self._garbage:
+    def collect(self, named: set[str]) -> None:
+        """After a checkpoint: remove the files that no kept checkpoint names any more."""
+        self._named = named
+        self._remove(self._files - named - {e.file for e in self.entries.values()})
+
+    def load(self, entries: Mapping[int, Entry], named: set[str]) -> None:
+        """Go back to the states a checkpoint names; `named` are the files of all checkpoints that are kept."""
+        self.entries = dict(entries)
+        self._files = {path.name for path in self._home().iterdir() if OURS.fullmatch(path.name)}
+        self.collect(named)
+
+    def _remove(self, names: set[str]) -> None:
+        for name in names:
             with contextlib.suppress(OSError):
                 self._home().joinpath(name).unlink()
-        self._garbage, self._replaced = self._replaced, []
-
-    def load(self, entries: Mapping[int, Entry], others: set[str]) -> None:
-        """Go back to the states a checkpoint names; files that neither it nor another one names are removed."""
-        self.entries = dict(entries)
-        named = {entry.file for entry in entries.values()}
-        for path in self._home().iterdir():
-            if path.name not in named | others:
-                path.unlink()
-        self._garbage, self._replaced = sorted(others - named), []
+        self._files -= names
 
     def _home(self) -> Path:
         if self.folder is None:
@@ -143,9 +154,10 @@ class ClientStore(ABC):
     def _write(self, client: int, state: Tree, version: int) -> None:
         old = self.entries.get(client)
         new = write_tree(self._home() / f"client-{client:06d}-{version:06d}.safetensors", state)
-        if old is not None and old.file != new.file:
-            self._replaced.append(old.file)
         self.entries[client] = new
+        self._files.add(new.file)
+        if old is not None and old.file != new.file and old.file not in self._named:
+            self._remove({old.file})
 
 
 class MemoryStore(ClientStore):
@@ -169,8 +181,8 @@ class MemoryStore(ClientStore):
             self._changed.discard(client)
         return self.entries
 
-    def load(self, entries: Mapping[int, Entry], others: set[str]) -> None:
-        super().load(entries, others)
+    def load(self, entries: Mapping[int, Entry], named: set[str]) -> None:
+        super().load(entries, named)
         self._states = {c: read_tree(self._home(), e, self.device) for c, e in entries.items()}
         self._changed = set()
 

@@ -5,7 +5,7 @@ With weight decay every f_i here includes wd/2·‖·‖², as the algorithm's g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from fedslr.prox import nuclear_norm, soft_threshold
 from fedslr.types import Algorithm, Batch, Params, Task
 
 CHUNK = 1024
+Supported = FedSLR
+"""The method the theory speaks of."""
 
 
 class Objective:
@@ -29,15 +31,20 @@ class Objective:
         self._batches = [Batch(x[i : i + CHUNK], y[i : i + CHUNK]) for i in range(0, len(y), CHUNK)]
         self._shares = [len(b.y) / len(y) for b in self._batches]
 
+    def _parts(self) -> Iterator[tuple[float, Batch]]:
+        """Every batch with its share of the data; copies, since a model may work in place on its input."""
+        for share, batch in zip(self._shares, self._batches, strict=True):
+            yield share, Batch(batch.x.clone(), batch.y)
+
     def value(self, w: Params) -> Tensor:
         """f_i(w)."""
-        data = sum(share * self.task.loss(w, b) for share, b in zip(self._shares, self._batches, strict=True))
+        data = sum(share * self.task.loss(w, b) for share, b in self._parts())
         return data + self.task.weight_decay / 2 * tree.dot(w, w)
 
     def gradient(self, w: Params) -> Params:
         """∇f_i(w)."""
         total = tree.Mean()
-        for share, batch in zip(self._shares, self._batches, strict=True):
+        for share, batch in self._parts():
             total.add(self.task.grad(w, batch), share)
         return total.value()
 
@@ -125,7 +132,7 @@ def gradient_mapping(w: Params, p: Params, objective: Objective, lr: float, l1_p
     return float(tree.norm(mapped))
 
 
-def require_supported(algorithm: Algorithm[Any, Any]) -> FedSLR:
+def require_supported(algorithm: Algorithm[Any, Any]) -> Supported:
     """The method, if it is one the theory speaks of."""
     if not isinstance(algorithm, FedSLR):
         raise FedslrError(f"diagnostics: they are defined for fedslr, not for {algorithm.name}; leave them out")

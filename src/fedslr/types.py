@@ -175,6 +175,10 @@ class Algorithm(ABC, Generic[Server, Client]):
     def personal_model(self, task: Task, client: Client, payload: Payload, data: LocalData) -> Params:
         """A client's own model, from its state and the latest broadcast. It may adapt on the client's data."""
 
+    def shared(self, payload: Payload) -> Payload:
+        """The part of a broadcast that is the global model; the rest, such as controls, is no part of its size."""
+        return payload
+
     def deployed(self, client: Client, payload: Payload) -> Payload:
         """The parts a client has to keep to run its personal model; their numbers are the model's size."""
         return payload

@@ -40,8 +40,9 @@ VERSION = 1
 FRAME = struct.Struct("<4sHQI")
 
 MAX_BYTES = 2**33
-MAX_NUMBERS = 2**31
-"""Limits on what a decoder accepts unless told otherwise: bytes of a message, numbers it may unfold to."""
+MAX_NUMBERS = 2**28
+MAX_DEPTH = 16
+"""What a decoder accepts unless told otherwise: bytes of a message, numbers it unfolds to, depth of its tree."""
 
 ENTRY = 96
 """An upper bound on what one more entry costs in the body's index: an encoding must win by more than that."""
@@ -105,23 +106,12 @@ def _settle(leaf: Any) -> Any:
     return leaf
 
 
-def numbers(tree: Tree) -> int:
-    """How many numbers a tree takes when every tensor is in its smallest form; positions are not counted."""
-    total = 0
-    for _, leaf in _leaves(tree):
-        leaf = _settle(leaf)
-        if isinstance(leaf, LowRank):
-            total += leaf.numbers
-        elif isinstance(leaf, Tensor):
-            total += _choose(_array(leaf).reshape(-1))[1]
-    return total
-
-
 # --- trees to arrays and back ---------------------------------------------------------------------------------------
 
 
 def _name(path: Iterable[str]) -> str:
-    return "/".join(path)
+    """A path for a message to people: one short line, whatever a sender called it."""
+    return ascii("/".join(path))[1:-1][:100]
 
 
 def _leaves(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -160,6 +150,9 @@ def pack(tree: Tree) -> Packed:
     for path, leaf in _leaves(tree):
         entry = str(len(header))
         leaf = _settle(leaf)
+        element = leaf.u.dtype if isinstance(leaf, LowRank) else getattr(leaf, "dtype", None)
+        if element is not None and element not in NAMES:
+            raise TypeError(f"'{_name(path)}' has elements of {element}, which do not travel")
         if isinstance(leaf, LowRank):
             for name, factor in (("u", leaf.u), ("v", leaf.v)):
                 _require_finite(factor, path)
@@ -174,6 +167,8 @@ def pack(tree: Tree) -> Packed:
             count += carried
         elif isinstance(leaf, dict):
             header.append((path, "empty", "", ()))
+        elif isinstance(leaf, float) and not isfinite(leaf):
+            raise WireError(f"'{_name(path)}' is not finite")
         elif leaf is None or isinstance(leaf, str | int | float | bool):
             header.append((path, "plain", "", leaf))
         else:
@@ -212,7 +207,8 @@ def unpack(arrays: dict[str, Array], max_numbers: int = MAX_NUMBERS) -> Tree:
         if kind == "empty":
             _place(tree, path, {})
             continue
-        left -= prod(shape)
+        # A size of zero must not hide the others: torch cannot hold such a shape either.
+        left -= prod(max(n, 1) for n in shape)
         if left < 0:
             raise WireError(f"'{_name(path)}' of shape {list(shape)} is larger than the {max_numbers} numbers allowed")
         parts = {"dense": ("",), "factors": (".u", ".v")}.get(kind, (".values", f".{kind}"))
@@ -245,7 +241,7 @@ def _entry(entry: Any) -> tuple[Path, str, str, Any]:
     if not (isinstance(entry, list) and len(entry) == 4):
         raise WireError("a line of the message's header is malformed")
     path, kind, dtype, shape = entry
-    if not (isinstance(path, list) and path and all(isinstance(p, str) for p in path)):
+    if not (isinstance(path, list) and 0 < len(path) <= MAX_DEPTH and all(isinstance(p, str) for p in path)):
         raise WireError("a path in the message's header is malformed")
     if kind == "plain":
         if not (shape is None or isinstance(shape, str | int | float | bool)):
@@ -292,6 +288,8 @@ def _unfold(path: Path, kind: str, dtype: str, shape: tuple[int, ...], arrays: l
             raise WireError(f"'{_name(path)}' says shape {list(shape)} but carries {list(x.shape)}")
         return x
     if kind == "factors":
+        if not x.is_floating_point():
+            raise WireError(f"'{_name(path)}' has factors of whole numbers")
         v = _tensor(arrays[1], DTYPES[dtype], path)
         fits = len(shape) >= 2 and x.ndim == 2 and v.ndim == 2 and x.shape[1] == v.shape[1]
         if not fits or (x.shape[0], v.shape[0]) != matrix_shape(shape):
@@ -396,8 +394,12 @@ def to_device(tree: Tree, device: torch.device | str) -> Tree:
 
 
 def unfold(tree: Tree) -> Tree:
-    """Every factorised matrix multiplied out: what a client works with."""
+    """Every factorised matrix multiplied out: what a client works with. The product is checked to be finite."""
     out: Tree = {}
     for key, leaf in tree.items():
-        out[key] = unfold(leaf) if isinstance(leaf, dict) else leaf.dense() if isinstance(leaf, LowRank) else leaf
+        if isinstance(leaf, LowRank):
+            out[key] = leaf.dense()
+            _require_finite(out[key], (key,))
+        else:
+            out[key] = unfold(leaf) if isinstance(leaf, dict) else leaf
     return out

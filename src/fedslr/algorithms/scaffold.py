@@ -64,5 +64,8 @@ class Scaffold(Algorithm[Server, Client]):
         w: Params = payload["w"]
         return w
 
-    def deployed(self, client: Client, payload: Payload) -> Payload:
+    def shared(self, payload: Payload) -> Payload:
         return {"w": payload["w"]}
+
+    def deployed(self, client: Client, payload: Payload) -> Payload:
+        return self.shared(payload)

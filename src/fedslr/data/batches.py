@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fedslr import seeds
 from fedslr.data.augment import flip_and_crop
 from fedslr.types import Batch
 
 EVALUATION = 2**31
 """The round under which a personal model that adapts draws its batches."""
-
-
-def order(seed: int, round: int, client: int, phase: int) -> np.random.Generator:
-    """The generator of a client's shuffles in one phase of one round."""
-    return np.random.default_rng([seed, round, client, phase])
-
-
-def seed_for(*key: int) -> int:
-    """A seed for another library's generator, from the same kind of key."""
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1
 
 
 class ShuffledData:
@@ -56,7 +46,7 @@ class ShuffledData:
         return count * -(-self.num_examples // self._batch_size)
 
     def _epochs(self, count: int, phase: int) -> Iterator[Iterator[Batch]]:
-        rng = order(*self._key, phase)
+        rng = seeds.generator(seeds.SHUFFLE, *self._key, phase)
         for _ in range(count):
             shuffle = torch.from_numpy(rng.permutation(self.num_examples)).to(self._y.device)
             x = self._x[shuffle]

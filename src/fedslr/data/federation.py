@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedslr import schema
 from fedslr.errors import FedslrError
+from fedslr.schema import at_least_one
 
 PARTS = ("x", "y", "x_test", "y_test")
 
@@ -43,6 +45,10 @@ class Federation:
     crop_padding: int = 0
     """Training images are flipped, and cropped after zero-padding by this much; 0 leaves them as they are."""
 
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise FedslrError("clients: got none, expected at least one client with x, y, x_test and y_test")
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input."""
@@ -58,9 +64,12 @@ class Federation:
         of them. Inputs of all clients have one shape; 8-bit images become numbers from 0 to 1. Labels are whole numbers
         from 0; their number of classes is taken from the data unless it is given.
         """
+        if not isinstance(clients, Iterable):
+            raise FedslrError(f"clients: got a {type(clients).__name__}, expected one mapping of arrays per client")
+        num_classes = schema.check_value("num_classes", num_classes, Annotated[int | None, at_least_one])
         made = [_client(i, arrays) for i, arrays in enumerate(clients)]
         if not made:
-            raise FedslrError("clients: got none, expected at least one client with x, y, x_test and y_test")
+            return cls(made, 0, name)
         if any(x.is_floating_point() for c in made for x in (c.x, c.x_test)):
             made = [replace(c, x=_as_float(c.x), x_test=_as_float(c.x_test)) for c in made]
         shape = made[0].x.shape[1:]
@@ -90,13 +99,16 @@ def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
     if unknown := [part for part in arrays if part not in PARTS]:
         raise FedslrError(f"client {index}: unknown part '{unknown[0]}'; every client has {', '.join(PARTS)}")
     tensors = {part: _tensor(f"client {index}: {part}", arrays[part]) for part in PARTS}
+    if not tensors["x_test"].numel() and not tensors["y_test"].numel():
+        tensors["x_test"], tensors["y_test"] = tensors["x"][:0], tensors["y"][:0]
     for inputs, labels in (("x", "y"), ("x_test", "y_test")):
         x, y = tensors[inputs], tensors[labels]
         where = f"client {index}: {inputs}"
         if x.ndim < 2:
             raise FedslrError(f"{where} has {x.ndim} axes, expected samples first and at least one axis of features")
         if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
-            raise FedslrError(f"client {index}: {labels} must be one axis of whole-number labels")
+            found = f"{y.ndim} axes of {str(y.dtype).removeprefix('torch.')}"
+            raise FedslrError(f"client {index}: {labels} must be one axis of whole-number labels, got {found}")
         if len(x) != len(y):
             raise FedslrError(f"{where} has {len(x)} samples but {labels} has {len(y)} labels")
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
@@ -114,6 +126,9 @@ def _as_float(x: Tensor) -> Tensor:
 
 def _tensor(where: str, array: Any) -> Tensor:
     try:
-        return array.detach() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
+        made = array.detach() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
+        if made.layout != torch.strided or made.is_complex():
+            raise TypeError("sparse and complex tensors are not taken")
+        return made
     except (TypeError, ValueError, RuntimeError) as error:
         raise FedslrError(f"{where} is no array of numbers: {error}".split("\n")[0]) from error

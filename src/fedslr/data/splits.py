@@ -18,7 +18,7 @@ Generator = np.random.Generator
 def samples_each(total: int, clients: int, wanted: int | None, reuse: bool = False) -> int:
     """How many training samples every client gets: as asked, or as many as there are for all."""
     each = wanted if wanted is not None else total // clients
-    if each < 1:
+    if each < 1 or (clients > total and not reuse):
         raise FedslrError(f"data.clients: got {clients}, but there are only {total} training samples to share")
     if each * clients > total and not reuse:
         raise FedslrError(

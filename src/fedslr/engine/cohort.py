@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedslr import seeds
 from fedslr.errors import FedslrError
-
-COHORTS = 1
-"""Keeps the stream of cohorts apart from every other stream of the same seed."""
 
 Select = Callable[[np.random.Generator, int, Sequence[int]], Sequence[int]]
 """From a generator, the cohort size asked for and every client's number of examples to the clients of a round."""
@@ -39,7 +37,7 @@ SELECTIONS: dict[str, Select] = {"uniform": uniform, "bernoulli": bernoulli, "by
 
 def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: int) -> list[int]:
     """The cohort of a round: a function of seed and round alone."""
-    chosen = list(select(np.random.default_rng([seed, COHORTS, round]), size, examples))
+    chosen = list(select(seeds.generator(seeds.COHORT, seed, round), size, examples))
     known = range(len(examples))
     if not chosen or len(set(chosen)) < len(chosen) or any(c not in known for c in chosen):
         raise FedslrError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from fedslr.data.batches import EVALUATION, ShuffledData, seed_for
+from fedslr import seeds
+from fedslr.data.batches import EVALUATION, ShuffledData
 from fedslr.data.federation import ClientData
 from fedslr.types import Algorithm, Params, Payload, Round, Task
 
@@ -39,20 +41,26 @@ class Eager:
         return ShuffledData(held.x, held.y, self.batch_size, self.seed, round, client, self.crop_padding)
 
     def local_update(self, client: int, state: Any, payload: Payload, round: Round) -> tuple[Any, Payload]:
-        """One client's work. Dropout and its like draw from the round and the client, so a resumed run repeats them."""
+        """One client's work of a round."""
+        with self._seeded(client, round.number):
+            return self.algorithm.local_update(self.task, state, payload, self._data(client, round.number), round)
+
+    def personal_model(self, client: int, state: Any, payload: Payload) -> Params:
+        with self._seeded(client, EVALUATION):
+            return self.algorithm.personal_model(self.task, state, payload, self._data(client, EVALUATION))
+
+    @contextmanager
+    def _seeded(self, client: int, round: int) -> Iterator[None]:
+        """Dropout and its like draw from the round and the client, so a resumed run repeats them."""
         device = self.clients[client].y.device
         on_gpu = device.type == "cuda"
         with torch.random.fork_rng(devices=[device] if on_gpu else []), torch.no_grad():
             # torch.manual_seed would seed every device there is, and remember a stack trace where there is none.
-            seed = seed_for(self.seed, round.number, client)
+            seed = seeds.integer(seeds.NOISE, self.seed, round, client)
             torch.default_generator.manual_seed(seed)
             if on_gpu:
-                torch.cuda.default_generators[device.index].manual_seed(seed)
-            return self.algorithm.local_update(self.task, state, payload, self._data(client, round.number), round)
-
-    def personal_model(self, client: int, state: Any, payload: Payload) -> Params:
-        with torch.no_grad():
-            return self.algorithm.personal_model(self.task, state, payload, self._data(client, EVALUATION))
+                torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+            yield
 
     @torch.no_grad()
     def accuracy(self, params: Params, clients: Sequence[int]) -> list[float | None]:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.nn.functional import cross_entropy
 
 from fedslr import models, theory, tree, wire
-from fedslr.algorithms.fedslr import FedSLR
 from fedslr.checkpoint import Checkpoints, Generation
 from fedslr.config import Settings
 from fedslr.data.federation import Federation
 from fedslr.engine import cohort
 from fedslr.engine.eager import Eager
 from fedslr.errors import CheckpointError, FedslrError, WireError
-from fedslr.metrics import Evaluation, Sizes
+from fedslr.metrics import Evaluation, Sizes, parameters
 from fedslr.record import Record, RunFolder
 from fedslr.store import STORES, plain, restore
 from fedslr.types import Algorithm, Loss, Params, Payload, Round, Task
@@ -53,8 +56,9 @@ class Simulation:
         self.diagnosed = theory.require_supported(algorithm) if settings.diagnostics else None
 
         module = models.build(model, federation, settings.seed)
-        models.check(module, federation)
         device, dtype = settings.torch_device(), settings.torch_dtype()
+        for warning in models.check(module, federation, loss):
+            warn(warning)
         self.task = Task(module.to(device, dtype), loss, settings.weight_decay)
         clients = [c.to(device, dtype) for c in federation.clients]
         self.engine = Eager(algorithm, self.task, clients, settings.batch_size, settings.seed, federation.crop_padding)
@@ -65,6 +69,7 @@ class Simulation:
         self.done = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._step_warned = False
+        self._saved = 0
         self._open_store(device)
         self._announce()
 
@@ -85,8 +90,14 @@ class Simulation:
         with self._timed("train"):
             mean = self._train(sampled, round, record)
         with self._timed("aggregate"):
-            self.server = self.algorithm.aggregate(self.server, mean, len(sampled))
-            self._announce()
+            try:
+                self.server = self.algorithm.aggregate(self.server, mean, len(sampled))
+                self._announce()
+            except (WireError, LinAlgError) as error:
+                why = str(error).splitlines()[0]
+                raise FedslrError(
+                    f"round {self.done + 1}: the global model diverged: {why}; lower lr or eta_g"
+                ) from error
         self.done += 1
         record.rank = self.algorithm.ranks(self.server)
         if self.done % s.evaluate_every == 0 or self.done == s.rounds:
@@ -130,12 +141,7 @@ class Simulation:
     def _announce(self) -> None:
         """Encode the broadcast: what clients receive is what was decoded again."""
         self.broadcast = self.algorithm.broadcast(self.server)
-        try:
-            self.message = wire.encode(self.broadcast) if self.broadcast else wire.NOTHING
-        except WireError as error:
-            raise FedslrError(
-                f"round {self.done + 1}: the global model diverged: {error}; lower lr or eta_g"
-            ) from error
+        self.message = wire.encode(self.broadcast) if self.broadcast else wire.NOTHING
         self.payload = self._received(self.message)
 
     def _send_to(self, state: Any, record: Record) -> Payload:
@@ -149,7 +155,11 @@ class Simulation:
         return self._received(message)
 
     def _received(self, message: wire.Message) -> Payload:
-        return wire.unfold(wire.decode(message.data, device=self.device)) if message.data else {}
+        """What the other side makes of a message: the model's size limits what it may unfold to."""
+        if not message.data:
+            return {}
+        limit = 4 * sum(max(x.numel(), 1) for x in self.start.values())
+        return wire.unfold(wire.decode(message.data, device=self.device, max_numbers=limit))
 
     # --- what a run knows --------------------------------------------------------------------------------------------
 
@@ -178,12 +188,10 @@ class Simulation:
 
     def sizes(self) -> Sizes:
         dense = sum(x.numel() for x in self.start.values())
-        personal = [
-            wire.numbers(self.algorithm.deployed(self.state(c), self.broadcast)) for c in range(self.num_clients)
-        ]
-        return Sizes(dense, wire.numbers(self.broadcast), personal)
+        personal = [parameters(self.algorithm.deployed(self.state(c), self.broadcast)) for c in range(self.num_clients)]
+        return Sizes(dense, parameters(self.algorithm.shared(self.broadcast)), personal)
 
-    def _diagnose(self, algorithm: FedSLR, round: Round) -> dict[str, float]:
+    def _diagnose(self, algorithm: theory.Supported, round: Round) -> dict[str, float]:
         found = theory.diagnose(
             algorithm,
             self.server,
@@ -213,31 +221,43 @@ class Simulation:
 
     def _open_store(self, device: torch.device) -> None:
         self.checkpoints: Checkpoints | None = None
-        self._scratch: TemporaryDirectory[str] | None = None
         clients: Path | None = None
         if self.folder is not None:
             self.checkpoints = Checkpoints(self.folder.path / "checkpoint")
             clients = self.checkpoints.clients
         elif self.settings.store == "disk":
-            self._scratch = TemporaryDirectory(prefix="fedslr-")
-            clients = Path(self._scratch.name)
+            clients = Path(tempfile.mkdtemp(prefix="fedslr-"))
+            weakref.finalize(self, shutil.rmtree, clients, ignore_errors=True)
         self.store = STORES[self.settings.store](clients, device)
 
+    @functools.cached_property
     def fingerprint(self) -> str:
-        """Tells whether a resumed run has the data it began with: every client's labels and sizes."""
+        """Tells whether a resumed run has the data it began with."""
         digest = hashlib.sha256()
         for client in self.federation.clients:
-            for y in (client.y, client.y_test):
-                digest.update(len(y).to_bytes(8, "little") + y.cpu().numpy().tobytes())
+            for part in (client.x, client.y, client.x_test, client.y_test):
+                digest.update(str(tuple(part.shape)).encode())
+                digest.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    @functools.cached_property
+    def model_fingerprint(self) -> str:
+        """The model's layers and what of it does not train; its weights are in the checkpoint."""
+        digest = hashlib.sha256(repr(self.task.model).encode())
+        for name, x in self.task.model.state_dict().items():
+            if name not in self.start:
+                digest.update(name.encode() + x.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def save(self) -> None:
-        if self.checkpoints is None or self.folder is None:
+        if self.checkpoints is None or self.folder is None or self._saved == self.done:
             return
         with self._timed("checkpoint"):
-            notes = {"metrics": self.folder.sync(), "seconds": self.seconds, "data": self.fingerprint()}
+            notes = {"metrics": self.folder.sync(), "seconds": self.seconds, "data": self.fingerprint}
+            notes["model"] = self.model_fingerprint
             server = {"server": plain(self.server), "start": self.start}
             self.checkpoints.save(self.done, server, self.store, notes)
+            self._saved = self.done
 
     def begin(self) -> None:
         """Start in a clean folder: what an earlier attempt left before its first checkpoint is dropped."""
@@ -251,14 +271,18 @@ class Simulation:
             raise FedslrError("resume: there is no run folder to resume from; give one with out")
         found = self.checkpoints.load(self.warn)
         if found is None:
+            if self.folder.has_lines():
+                self.warn("no round was saved before this run stopped; it starts again from the first")
             self.begin()
             return False
         generation, kept = found
+        if generation.rounds > self.settings.rounds:
+            raise FedslrError(f"rounds: got {self.settings.rounds}, but the run already has {generation.rounds}")
         self._check_resumable(generation, kept)
         kept = wire.to_device(kept, self.device)
         self.start = kept["start"]
         self.server = restore(type(self.server), kept["server"])
-        self.done = generation.rounds
+        self.done = self._saved = generation.rounds
         self.seconds = {**self.seconds, **generation.notes["seconds"]}
         self.folder.rewind(generation.notes["metrics"])
         self.checkpoints.restore(self.store, generation)
@@ -266,10 +290,11 @@ class Simulation:
         return True
 
     def _check_resumable(self, generation: Generation, kept: dict[str, Any]) -> None:
-        if generation.notes["data"] != self.fingerprint():
+        if generation.notes["data"] != self.fingerprint:
             raise CheckpointError("resume: the data are not the ones this run began with")
         before = {k: (tuple(x.shape), x.dtype) for k, x in kept["start"].items()}
-        if before != {k: (tuple(x.shape), x.dtype) for k, x in self.start.items()}:
+        same = before == {k: (tuple(x.shape), x.dtype) for k, x in self.start.items()}
+        if not same or generation.notes["model"] != self.model_fingerprint:
             raise CheckpointError("resume: the model is not the one this run began with")
 
 

@@ -12,6 +12,7 @@ from fedslr.data.federation import Federation
 from fedslr.errors import FedslrError, suggest
 from fedslr.models.cnn import CNN
 from fedslr.models.resnet import ResNet18
+from fedslr.types import Loss
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"cnn": CNN, "resnet18": ResNet18}
 
@@ -19,7 +20,12 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"cnn": CNN, "r
 def build(model: str | nn.Module, federation: Federation, seed: int) -> nn.Module:
     """A model by name with weights drawn from the seed, or a copy of the given one, whose weights are the start."""
     if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
+        try:
+            return copy.deepcopy(model)
+        except Exception as error:
+            raise FedslrError(f"model: it cannot be copied: {_first_line(error)}") from error
+    if not isinstance(model, str):
+        raise FedslrError(f"model: got {model!r}, expected a name or an nn.Module")
     if model not in MODELS:
         raise FedslrError(f"model.name: got '{model}', no such model; {suggest(model, MODELS)}")
     with torch.random.fork_rng(devices=[]):
@@ -27,10 +33,38 @@ def build(model: str | nn.Module, federation: Federation, seed: int) -> nn.Modul
         return MODELS[model](federation.input_shape, federation.num_classes)
 
 
-def check(model: nn.Module, federation: Federation) -> None:
-    """Refuse what cannot be trained by a federation, in plain words."""
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
-        raise FedslrError("model: it has lazy layers without weights; run one input through it first")
+def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:
+    """Refuse, in plain words, what cannot be trained by a federation; what a person may want to know otherwise."""
+    _check_parameters(model)
+    x, y = federation.clients[0].x[:2].clone(), federation.clients[0].y[:2]
+    first = next(model.parameters())
+    x, y = x.to(first.device, first.dtype if x.is_floating_point() else x.dtype), y.to(first.device)
+    try:
+        with torch.no_grad():
+            out = model.eval()(x.clone())
+    except Exception as error:
+        kind = str(x.dtype).removeprefix("torch.")
+        raise FedslrError(
+            f"model: it does not take inputs of shape {list(x.shape)} and type {kind}: {_first_line(error)}"
+        ) from error
+    classes = federation.num_classes
+    fits = isinstance(out, torch.Tensor) and out.ndim == 2 and len(out) == len(x) and out.shape[1] >= classes
+    if not fits or not out.is_floating_point():
+        found = f"{list(out.shape)} of {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
+        raise FedslrError(
+            f"model: it answers {len(x)} inputs with {found}, expected [{len(x)}, {classes}] (one score per class)"
+        )
+    return _try_to_train(copy.deepcopy(model).train(), loss, x, y)
+
+
+def _check_parameters(model: nn.Module) -> None:
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise FedslrError("model: it has lazy layers without weights; run one input through it first")
+        if p.is_complex():
+            raise FedslrError(f"model: '{name}' is complex; give its real and imaginary parts as two parameters")
+        if not bool(torch.isfinite(p).all()):
+            raise FedslrError(f"model: '{name}' has weights that are not finite (NaN or infinity)")
     for name, module in model.named_modules():
         if getattr(module, "running_mean", None) is not None:
             raise FedslrError(
@@ -39,18 +73,30 @@ def check(model: nn.Module, federation: Federation) -> None:
             )
     if not any(p.requires_grad for p in model.parameters()):
         raise FedslrError("model: it has no trainable parameters")
-    sample = federation.clients[0].x[:2]
-    first = next(model.parameters())
-    sample = sample.to(first.device, first.dtype if sample.is_floating_point() else sample.dtype)
+
+
+def _try_to_train(model: nn.Module, loss: Loss, x: torch.Tensor, y: torch.Tensor) -> list[str]:
+    """One step on a copy: the loss is one number, gradients are there, and buffers stay as they are."""
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    names, free = zip(*((k, p) for k, p in model.named_parameters() if p.requires_grad), strict=True)
     try:
-        with torch.no_grad():
-            out = model.eval()(sample)
+        with torch.random.fork_rng(devices=[]):
+            value = loss(model(x), y)
+        if value.ndim != 0:
+            raise FedslrError(f"loss: it gives {list(value.shape)} numbers, expected one, the mean over the batch")
+        grads = torch.autograd.grad(value, free, allow_unused=True)
+    except FedslrError:
+        raise
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FedslrError(f"model: it does not take inputs of shape {list(sample.shape)}: {reason}") from error
-    if not isinstance(out, torch.Tensor) or out.ndim != 2 or out.shape[1] < federation.num_classes:
-        shape = list(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-        raise FedslrError(
-            f"model: it answers {len(sample)} inputs with {shape}, expected [{len(sample)}, {federation.num_classes}] "
-            "(one score per class)"
-        )
+        raise FedslrError(f"model: it cannot be trained with this loss: {_first_line(error)}") from error
+    for name, b in model.named_buffers():
+        if not torch.equal(b, buffers[name]):
+            raise FedslrError(f"model: its buffer '{name}' changes in training, and clients cannot share it")
+    if any(g is not None and g.layout != torch.strided for g in grads):
+        raise FedslrError("model: it has sparse gradients, which cannot be averaged; use dense ones (sparse=False)")
+    idle = [name for name, g in zip(names, grads, strict=True) if g is None]
+    return [f"model: {', '.join(idle)} got no gradient and will only decay"] if idle else []
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

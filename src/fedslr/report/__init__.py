@@ -21,6 +21,9 @@ from fedslr.store import write_durably
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe & Ito's palette, distinct to the colour-blind."""
 
+SUMMARY = {"algorithm", "accuracy", "fairness", "parameters", "bytes", "paper_gb", "seconds", "rank"}
+"""What the tables need of a run's summary."""
+
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -65,9 +68,12 @@ def table_rows(summary: Mapping[str, Any], records: Records, width: int = 4) -> 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and the records of a finished run."""
     try:
-        return json.loads((folder / "summary.json").read_text()), read_records(folder)
-    except FileNotFoundError:
-        raise FedslrError(f"{folder}: no finished run (summary.json is missing)") from None
+        summary, records = json.loads((folder / "summary.json").read_text()), read_records(folder)
+        if not records or not isinstance(summary, dict) or not summary.keys() >= SUMMARY:
+            raise ValueError("summary.json or metrics.jsonl is not what a run writes")
+        return summary, records
+    except FileNotFoundError as error:
+        raise FedslrError(f"{folder}: no finished run ({Path(error.filename).name} is missing)") from None
     except (OSError, ValueError) as error:
         raise FedslrError(f"{folder}: cannot be read as a run: {error}") from None
 
@@ -113,7 +119,7 @@ def mean_records(runs: Sequence[Records]) -> list[dict[str, Any]]:
     return out
 
 
-def write_report(folder: Path, summary: Mapping[str, Any], records: Records, config: str) -> None:
+def write_report(folder: Path, summary: Mapping[str, Any], records: Records, config: str, width: int = 4) -> None:
     """report.html: one self-contained file."""
     drawing = io.StringIO()
     accuracy_figure({summary["algorithm"]: records}).savefig(drawing, format="svg", transparent=True)
@@ -122,9 +128,10 @@ def write_report(folder: Path, summary: Mapping[str, Any], records: Records, con
     page = jinja2.Environment(autoescape=True).from_string(source)
     text = page.render(
         summary=summary,
-        rows=table_rows(summary, records),
+        rows=table_rows(summary, records, width),
         ranks=sorted(summary["rank"].items()),
         config=config,
+        rerunnable=summary["rerunnable"],
         # Drawn by matplotlib from numbers and the method's registered name, so it is markup we trust.
         chart=Markup(svg[svg.index("<svg") :]),
     )
