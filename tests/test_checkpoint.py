@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import random
@@ -52,8 +53,8 @@ class Killed(BaseException):
     """The process dies here: nothing catches it, nothing is cleaned up."""
 
 
-def die_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
-    """Let the number-th operation on the disk be the last one; before or after it takes effect, by turns."""
+def die_at(monkeypatch: pytest.MonkeyPatch, number: int, after: bool = False) -> list[str]:
+    """Let the number-th operation on the disk be the last one: the process dies before it, or right after it."""
     log: list[str] = []
 
     def wrap(owner: Any, name: str) -> None:
@@ -61,7 +62,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
 
         def operation(*args: Any, **kwargs: Any) -> Any:
             log.append(name)
-            if len(log) == number and number % 2:
+            if len(log) == number and not after:
                 raise Killed
             out = real(*args, **kwargs)
             if len(log) == number:
@@ -77,23 +78,106 @@ def die_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
     return log
 
 
+def assert_clean(out: Path) -> None:
+    """Every generation there is whole, and no file lies about that none of them names."""
+    folder = out / "checkpoint"
+    kept = checkpoint.Checkpoints(folder)
+    named = set()
+    for number in kept.rounds():
+        generation = kept._read(number)
+        store.read_verified(folder, generation.server)
+        for entry in generation.clients.values():
+            store.read_verified(folder / "clients", entry)
+            named.add(entry.file)
+    assert len(kept.rounds()) <= checkpoint.KEPT
+    assert {p.name for p in (folder / "clients").iterdir()} == named
+    expected = {f"manifest-{n:06d}.json" for n in kept.rounds()} | {
+        f"server-{n:06d}.safetensors" for n in kept.rounds()
+    }
+    assert {p.name for p in folder.iterdir()} == expected | {"clients"}
+
+
 @STORES
-def test_killed_at_any_disk_operation_and_resumed(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_any_disk_operation_and_resumed(kind, every, after, tmp_path, monkeypatch):
     """Die at the 1st, 2nd, 3rd … operation on the disk; the resumed run ends as the one that never stopped."""
+    options = {"store": kind, "checkpoint_every": every, "rounds": 4}
     whole = tmp_path / "whole"
     with monkeypatch.context() as patch:
         log = die_at(patch, 10**9)
-        run(whole, store=kind)
+        run(whole, **options)
     expected = contents(whole)
-    assert len(log) > 60
+    assert_clean(whole)
+    assert len(log) > 30
     for number in range(1, len(log) + 1):
         out = tmp_path / f"{number}"
         with monkeypatch.context() as patch:
-            die_at(patch, number)
+            die_at(patch, number, after)
             with pytest.raises(Killed):
-                run(out, store=kind)
-        run(out, resume=True, store=kind)
+                run(out, **options)
+        run(out, resume=True, **options, warn=lambda text: None)
         assert contents(out) == expected, f"killed at operation {number} ({log[number - 1]})"
+        assert_clean(out)
+
+
+@STORES
+@pytest.mark.parametrize("every", [1, 3])
+def test_an_interrupt_keeps_both_generations(kind, every, tmp_path):
+    """Saving a round that is saved already must not cost the generation before it."""
+    rounds = iter(range(4))
+    with pytest.raises(fedslr.Interrupted):
+        run(tmp_path, rounds=9, store=kind, checkpoint_every=every, should_stop=lambda: next(rounds, None) is None)
+    assert_clean(tmp_path)
+    assert checkpoint.Checkpoints(tmp_path / "checkpoint").rounds()[0] == 5
+    newest = tmp_path / "checkpoint" / "server-000005.safetensors"
+    newest.write_bytes(b"damaged")
+    run(tmp_path, resume=True, rounds=9, store=kind, checkpoint_every=every, warn=lambda text: None)
+    run(tmp_path / "whole", rounds=9, store=kind, checkpoint_every=every)
+    assert contents(tmp_path) == contents(tmp_path / "whole")
+    assert_clean(tmp_path)
+
+
+def test_a_disk_store_without_a_folder_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = run(store="disk", rounds=8)
+    (scratch,) = tmp_path.iterdir()
+    assert len(list(scratch.iterdir())) == 4
+    del result
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_peoples_files_are_left_alone(tmp_path):
+    mine = tmp_path / "checkpoint" / "clients"
+    mine.mkdir(parents=True)
+    (mine / "patients.csv").write_text("mine")
+    (mine / "folder").mkdir()
+    run(tmp_path, rounds=2)
+    run(tmp_path, rounds=4, resume=True)
+    assert (mine / "patients.csv").read_text() == "mine"
+    assert (mine / "folder").is_dir()
+
+
+def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_again(tmp_path):
+    run(tmp_path, rounds=3)
+    for path in (tmp_path / "checkpoint").glob("*-0*"):
+        path.unlink()
+    told: list[str] = []
+    run(tmp_path, rounds=3, resume=True, warn=told.append)
+    assert told == ["no round was saved before this run stopped; it starts again from the first"]
+
+
+def test_a_full_disk_for_metrics_is_one_line(tmp_path):
+    """A real ENOSPC, from /dev/full; closing the file afterwards must not hide what was said."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    folder = record.RunFolder(tmp_path)
+    folder._metrics.close()
+    folder._metrics = Path("/dev/full").open("ab")  # noqa: SIM115
+    with pytest.raises(fedslr.CheckpointError, match="No space left on device; free the disk, then resume"):
+        folder.append(record.Record(1, 0.1, [0]))
+    folder.close()
 
 
 def start(out: Path, *options: str) -> subprocess.Popen[bytes]:
@@ -126,6 +210,22 @@ def test_sigkill_at_random_moments(tmp_path):
         kills += 1
     assert kills >= 3
     assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_stops_at_once(second, tmp_path):
+    out = tmp_path / "run"
+    process = start(out, "--set=rounds=5000", "--set=data.samples_per_client=160", "--set=epochs=500")
+    while not (out / "config.toml").exists():
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(second)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert b"Traceback" not in err
+    assert err.strip().splitlines()[-1] == b"stopped; go on from the last checkpoint with --resume"
 
 
 def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(tmp_path):
@@ -204,7 +304,6 @@ def test_a_full_disk_stops_the_run_with_one_line_and_keeps_the_last_checkpoint(k
         with pytest.raises(fedslr.CheckpointError, match=r"cannot write .*No space left on device") as stopped:
             run(out, store=kind)
     assert "\n" not in str(stopped.value)
-    assert not list(out.rglob("*.tmp"))
     run(out, resume=True, store=kind)
     assert contents(out) == contents(tmp_path / "whole")
 
@@ -271,6 +370,13 @@ def test_other_data_or_another_model_are_noticed(tmp_path):
     )
     with pytest.raises(fedslr.CheckpointError, match="the data are not the ones"):
         fedslr.run(method, make_federation([5, 8, 3, 6]), mlp(), out=tmp_path, resume=True, **options)
+    moved = make_federation([5, 8, 3, 7])
+    moved.clients[2].x.mul_(3)
+    with pytest.raises(fedslr.CheckpointError, match="the data are not the ones"):
+        fedslr.run(method, moved, mlp(), out=tmp_path, resume=True, **options)
+    other = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    with pytest.raises(fedslr.CheckpointError, match="the model is not the one"):
+        fedslr.run(method, make_federation([5, 8, 3, 7]), other, out=tmp_path, resume=True, **options)
     wider = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3))
     with pytest.raises(fedslr.CheckpointError, match="the model is not the one"):
         fedslr.run(method, make_federation([5, 8, 3, 7]), wider, out=tmp_path, resume=True, **options)
@@ -303,9 +409,10 @@ def test_stores_give_back_what_they_were_given(cls, tmp_path):
     for version, client in enumerate([3, 1, 3, 0], start=1):
         kept.put(client, states[version - 1], version)
     entries = dict(kept.save(5))
-    kept.collect()
+    named = {e.file for e in entries.values()}
+    kept.collect(named)
     again = cls(tmp_path)
-    again.load(entries, set())
+    again.load(entries, named)
     for client, version in ((3, 3), (1, 2), (0, 4)):
         for found in (kept.get(client), again.get(client)):
             assert torch.equal(found["state"]["p"]["w"], states[version - 1]["state"]["p"]["w"])

@@ -107,12 +107,13 @@ class Checkpoints:
     def restore(self, store: ClientStore, generation: Generation) -> None:
         """Put the clients of a generation into a store, and drop what was written after it or left half written."""
         self._named = {generation.rounds: {e.file for e in generation.clients.values()}}
-        for number in self.rounds():
-            if number > generation.rounds:
-                self._remove(number)
-            elif number < generation.rounds:
-                with contextlib.suppress(CheckpointError):
-                    self._named[number] = {e.file for e in self._read(number).clients.values()}
+        newer = [n for n in self.rounds() if n > generation.rounds]
+        older = [n for n in self.rounds() if n < generation.rounds]
+        for number in newer + older[KEPT - 1 :]:
+            self._remove(number)
+        for number in older[: KEPT - 1]:
+            with contextlib.suppress(CheckpointError):
+                self._named[number] = {e.file for e in self._read(number).clients.values()}
         kept = {f"server-{number:06d}.safetensors" for number in self.rounds()}
         for path in self.folder.iterdir():
             if OURS.fullmatch(path.name) and path.name not in kept:
