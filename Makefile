@@ -7,10 +7,7 @@ BIN := $(VENV)/bin
 
 demo: $(VENV)/.ready
 	rm -rf runs/demo
-	$(BIN)/fedslr run recipes/demo.toml --out runs/demo/fedslr
-	$(BIN)/fedslr run recipes/demo.toml --set algorithm.name=fedavg --out runs/demo/fedavg
-	@echo
-	$(BIN)/fedslr show runs/demo/fedslr runs/demo/fedavg --plot runs/demo/accuracy.png
+	$(BIN)/fedslr compare recipes/demo/compare.toml --out runs/demo
 
 test: $(VENV)/.ready
 	$(BIN)/pytest -n auto

@@ -181,7 +181,7 @@ def test_a_full_disk_for_metrics_is_one_line(tmp_path):
 
 
 def start(out: Path, *options: str) -> subprocess.Popen[bytes]:
-    recipe = Path(__file__).parent.parent / "recipes" / "demo.toml"
+    recipe = Path(__file__).parent.parent / "recipes" / "demo" / "compare.toml"
     sets = [f"--set={c}" for c in ("rounds=12", "data.clients=8", "clients_per_round=3", "evaluate.every=4")]
     command = [sys.executable, "-m", "fedslr", "run", str(recipe), *sets, "--out", str(out), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
