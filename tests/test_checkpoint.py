@@ -304,7 +304,7 @@ def test_a_full_disk_stops_the_run_with_one_line_and_keeps_the_last_checkpoint(k
         with pytest.raises(fedslr.CheckpointError, match=r"cannot write .*No space left on device") as stopped:
             run(out, store=kind)
     assert "\n" not in str(stopped.value)
-    run(out, resume=True, store=kind)
+    run(out, resume=True, store=kind, warn=lambda text: None)
     assert contents(out) == contents(tmp_path / "whole")
 
 

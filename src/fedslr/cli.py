@@ -72,7 +72,7 @@ def _options(
 
 @app.command()
 def run(
-    recipe: Annotated[Path, typer.Argument(help="A TOML recipe, such as recipes/demo.toml.")],
+    recipe: Annotated[Path, typer.Argument(help="A TOML recipe, such as recipes/demo/compare.toml.")],
     changes: Changes = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run. Default: runs/RECIPE.")] = None,
     resume: Resume = False,
