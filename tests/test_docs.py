@@ -26,6 +26,17 @@ def test_readme_examples_run(index, capsys):
     assert scope["result"].summary["accuracy"]["personal"] > 0.5
 
 
+@pytest.mark.parametrize("page", ["docs/own-data.md", "docs/own-model.md"])
+def test_pages_are_complete_programs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks(page)
+    scope: dict[str, Any] = {}
+    exec(compile(block, page, "exec"), scope)
+    found = scope["result"].summary["accuracy"]
+    assert found["personal"] > 0.8
+    assert str(found) in capsys.readouterr().out
+
+
 def test_the_readme_example_is_about_ten_lines():
     lines = [line for line in python_blocks("README.md")[0].splitlines() if line.strip()]
     assert len(lines) <= 10

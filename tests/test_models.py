@@ -24,6 +24,35 @@ def test_models_by_name_are_drawn_from_the_seed():
     assert sum(p.numel() for p in models.build("cnn", fedslr.load("digits"), 0).parameters()) == 38_282
 
 
+@pytest.mark.parametrize("name", models.MODELS)
+def test_every_model_trains(name):
+    federation = fedslr.load("digits", clients=4, samples_per_client=10, seed=0)
+    if name == "resnet18":
+        federation = make_federation([4, 4], (3, 8, 8), classes=4)
+    result = fedslr.run(fedslr.FedSLR(), federation, name, rounds=1, clients_per_round=1)
+    assert result.summary["parameters"]["dense"] > 1000
+
+
+def test_ones_own_model_by_name(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(
+        "from torch import nn\n"
+        "def build(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], classes))\n"
+        "def wrong(shape, classes):\n    return 3\n"
+    )
+    (tmp_path / "my_broken.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    result = fedslr.run(fedslr.FedAvg(), TABLE, "my_models:build", rounds=1)
+    assert result.summary["parameters"]["dense"] == 21
+    for name, says in (
+        ("my_models:biuld", "'my_models' has no such function; did you mean 'build'"),
+        ("my_models:wrong", "gave a int, expected an nn.Module"),
+        ("no_such_module:build", "there is no module 'no_such_module'"),
+        ("my_broken:build", "importing it fails: ZeroDivisionError"),
+    ):
+        with pytest.raises(FedslrError, match=says):
+            fedslr.run(fedslr.FedAvg(), TABLE, name, rounds=1)
+
+
 def test_building_leaves_the_global_generator_alone():
     torch.manual_seed(5)
     expected = torch.rand(1)
@@ -63,6 +92,14 @@ class Poisoned(nn.Linear):
     def __init__(self) -> None:
         super().__init__(6, 3)
         nn.init.constant_(self.weight, torch.nan)
+
+
+def spectral() -> nn.Module:
+    """Its power iteration is far from its end, since the singular values are close."""
+    layer = nn.Linear(6, 3)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(3, 6) + 1e-3 * torch.arange(18.0).reshape(3, 6))
+    return nn.utils.parametrizations.spectral_norm(layer)
 
 
 class Idle(nn.Linear):
@@ -117,7 +154,7 @@ def test_wrong_losses_are_refused(loss, says):
         (Detached(), "cannot be trained with this loss"),
         (Counting(), "its buffer 'calls' changes in training"),
         (Poisoned(), "'weight' has weights that are not finite"),
-        (nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)), "changes in training"),
+        (spectral(), "changes in training"),
         (nn.Linear, "expected a name or an nn.Module"),
         ("cn", "model.name: got 'cn', no such model; did you mean 'cnn'?"),
         ("cnn", "'cnn' takes images"),

@@ -12,12 +12,11 @@ from typing import Annotated, Any
 
 import torch
 
-from fedslr import schema
+from fedslr import models, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.data import DataOptions
 from fedslr.engine.cohort import SELECTIONS
 from fedslr.errors import FedslrError, suggest
-from fedslr.models import MODELS
 from fedslr.schema import at_least_one, fraction, non_negative, one_of, positive, seed_range
 from fedslr.types import Algorithm
 
@@ -87,8 +86,7 @@ class ModelOptions:
     name: Annotated[str, "model"] = "cnn"
 
     def __post_init__(self) -> None:
-        if self.name not in MODELS:
-            raise FedslrError(f"model.name: got '{self.name}', no such model; {suggest(self.name, MODELS)}")
+        models.find(self.name)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from fedslr import schema, seeds
-from fedslr.data import splits
+from fedslr import plugins, schema, seeds
+from fedslr.data import own, splits
 from fedslr.data.dataset import Dataset
 from fedslr.data.digits import digits
 from fedslr.data.federation import ClientData, Federation
@@ -22,6 +22,9 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "cifar100": cifar100,
     "tinyimagenet": tinyimagenet,
 }
+
+FEDERATIONS: dict[str, Callable[[Path], Federation]] = {"femnist": own.femnist}
+"""Datasets that come by client."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,30 @@ class DataOptions:
     seed: Annotated[int | None, seed_range, "seed of the split; the run's seed unless given"] = None
 
     def __post_init__(self) -> None:
-        if self.name not in DATASETS:
-            raise FedslrError(f"data.name: got '{self.name}', no such dataset; {suggest(self.name, DATASETS)}")
+        if not (self.name in DATASETS or self.name in FEDERATIONS or plugins.is_name(self.name) or self._path()):
+            names = [*DATASETS, *FEDERATIONS, "imagefolder:PATH", "npz:PATH", "module:function"]
+            raise FedslrError(f"data.name: got '{self.name}', no such dataset; {suggest(self.name, names)}")
+
+    def _path(self) -> Path | None:
+        kind, colon, path = self.name.partition(":")
+        return Path(path) if colon and path and kind in ("imagefolder", "npz") else None
+
+    def pooled(self) -> Dataset | None:
+        """The data before they are shared out; None where they belong to clients already."""
+        path = self._path()
+        if path is not None:
+            return own.image_folder(path) if self.name.startswith("imagefolder:") else None
+        return DATASETS[self.name](Path(self.root)) if self.name in DATASETS else None
+
+    def natural(self) -> Federation:
+        """A federation whose clients are given by the data."""
+        path = self._path()
+        if path is not None:
+            return own.npz(path)
+        if self.name in FEDERATIONS:
+            return FEDERATIONS[self.name](Path(self.root))
+        made = plugins.load("data.name", self.name)()
+        return made if isinstance(made, Federation) else Federation.from_arrays(made, name=self.name)
 
 
 def load(name: str = "digits", **options: Any) -> Federation:
@@ -50,8 +75,14 @@ def load(name: str = "digits", **options: Any) -> Federation:
 
 
 def share_out(options: DataOptions) -> Federation:
-    """Split a dataset over clients; every client's test set follows its training labels."""
-    data = DATASETS[options.name](Path(options.root))
+    """Split a dataset over clients; every client's test set follows its training labels.
+
+    Data that come by client are taken as they are: the first `clients` of them, if there are more.
+    """
+    data = options.pooled()
+    if data is None:
+        found = options.natural()
+        return replace(found, clients=found.clients[: options.clients], options=asdict(options))
     train_labels, test_labels = data.y.numpy(), data.y_test.numpy()
     rng = seeds.generator(seeds.SPLIT, options.seed or 0)
     reuse = options.reuse and options.split == "dirichlet"

@@ -1,15 +1,17 @@
 """CIFAR-10, CIFAR-100 and TinyImageNet, read from their published layouts.
 
-CIFAR: Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009), the "binary version".
+CIFAR: Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009), binary or Python version.
 TinyImageNet: the `tiny-imagenet-200` folder of the Stanford course CS231n.
 """
 
 from __future__ import annotations
 
+import pickle
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +25,11 @@ Array = np.ndarray[Any, Any]
 PIXELS = 3 * 32 * 32
 
 
-def normalized(images: Array, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
+def normalized(images: Array, mean: Sequence[float] | Array, deviation: Sequence[float] | Array) -> Tensor:
     """8-bit images (samples, channels, height, width) as numbers of mean 0 and deviation 1."""
     x = torch.from_numpy(images).float().div_(255)
-    return x.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(deviation).view(-1, 1, 1))
+    shift, scale = (torch.as_tensor(np.asarray(v, np.float32)).view(-1, 1, 1) for v in (mean, deviation))
+    return x.sub_(shift).div_(scale)
 
 
 # --- CIFAR ----------------------------------------------------------------------------------------------------------
@@ -48,54 +51,119 @@ def read_cifar(path: Path, label_bytes: int, classes: int) -> tuple[Array, Array
     return records[:, label_bytes:].reshape(-1, 3, 32, 32), labels.astype(np.int64)
 
 
-def _cifar(
-    folder: Path,
-    train: Sequence[str],
-    test: str,
-    label_bytes: int,
-    classes: int,
-    scale: tuple[Sequence[float], Sequence[float]],
-) -> Dataset:
-    if not folder.is_dir():
-        raise FedslrError(f"data.root: {folder} is missing; unpack the dataset's binary version there")
-    parts = [read_cifar(folder / name, label_bytes, classes) for name in train]
-    images, labels = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
-    test_images, test_labels = read_cifar(folder / test, label_bytes, classes)
-    x, x_test = normalized(images, *scale), normalized(test_images, *scale)
-    return Dataset(x, torch.from_numpy(labels), x_test, torch.from_numpy(test_labels), classes, 100, crop_padding=4)
+def read_cifar_pickle(path: Path, key: str, classes: int) -> tuple[Array, Array]:
+    """Images and labels of a file of the "python version"; nothing but arrays and plain values is unpickled."""
+    try:
+        with path.open("rb") as file:
+            batch = PlainUnpickler(file, encoding="bytes").load()
+        pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[key.encode()])
+        if pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS) or labels.dtype.kind not in "iu":
+            raise ValueError("its arrays do not have the published shapes")
+        if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+            raise ValueError(f"it has label {labels.max()}, expected 0 to {classes - 1}")
+    except Exception as error:
+        raise FedslrError(
+            f"{path}: is no batch of CIFAR: {str(error).splitlines()[0] if str(error) else error!r}"
+        ) from None
+    return pixels.reshape(-1, 3, 32, 32), labels.astype(np.int64)
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Knows numpy's arrays and nothing that could do anything else."""
+
+    ALLOWED: ClassVar = {
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("_codecs", "encode"),
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise ValueError(f"it wants to call {module}.{name}, which no dataset needs; refused")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+class Layout(NamedTuple):
+    """Where the published archives put a CIFAR dataset, in their binary and their Python version."""
+
+    classes: int
+    label_bytes: int
+    label_key: str
+    binary: tuple[str, tuple[str, ...], str]
+    python: tuple[str, tuple[str, ...], str]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+CIFAR10 = Layout(
+    10, 1, "labels",
+    ("cifar-10-batches-bin", tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
+    ("cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
+    (0.491, 0.482, 0.447), (0.247, 0.243, 0.262),
+)  # fmt: skip
+CIFAR100 = Layout(
+    100, 2, "fine_labels",
+    ("cifar-100-binary", ("train.bin",), "test.bin"), ("cifar-100-python", ("train",), "test"),
+    (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761),
+)  # fmt: skip
+
+
+def _cifar(root: Path, layout: Layout) -> Dataset:
+    binary, python = root / layout.binary[0], root / layout.python[0]
+    if binary.is_dir():
+        folder, (_, train, test) = binary, layout.binary
+    elif python.is_dir():
+        folder, (_, train, test) = python, layout.python
+    else:
+        raise FedslrError(f"data.root: neither {binary} nor {python} is there; unpack the published archive in {root}")
+
+    def read(name: str) -> tuple[Array, Array]:
+        if folder == binary:
+            return read_cifar(folder / name, layout.label_bytes, layout.classes)
+        return read_cifar_pickle(folder / name, layout.label_key, layout.classes)
+
+    parts = [read(name) for name in train]
+    test_images, test_labels = read(test)
+    x = normalized(np.concatenate([x for x, _ in parts]), layout.mean, layout.deviation)
+    y = torch.from_numpy(np.concatenate([y for _, y in parts]))
+    x_test, y_test = normalized(test_images, layout.mean, layout.deviation), torch.from_numpy(test_labels)
+    return Dataset(x, y, x_test, y_test, layout.classes, 100, crop_padding=4)
 
 
 def cifar10(root: Path) -> Dataset:
-    """60,000 images of ten things, from ROOT/cifar-10-batches-bin."""
-    files = [f"data_batch_{i}.bin" for i in range(1, 6)]
-    scale = ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
-    return _cifar(root / "cifar-10-batches-bin", files, "test_batch.bin", 1, 10, scale)
+    """60,000 images of ten things."""
+    return _cifar(root, CIFAR10)
 
 
 def cifar100(root: Path) -> Dataset:
-    """60,000 images of a hundred things, from ROOT/cifar-100-binary."""
-    scale = ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
-    return _cifar(root / "cifar-100-binary", ["train.bin"], "test.bin", 2, 100, scale)
+    """60,000 images of a hundred things."""
+    return _cifar(root, CIFAR100)
 
 
 # --- TinyImageNet ---------------------------------------------------------------------------------------------------
 
 
-def read_image(path: Path, size: int = 64) -> Array:
-    """An image as (3, size, size); grey ones are repeated over the colours."""
+def read_image(path: Path) -> Array:
+    """An image as (3, height, width); grey ones are repeated over the colours."""
     try:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
         raise FedslrError(f"{path}: is no readable image ({error})") from None
-    if pixels.shape != (size, size, 3):
-        raise FedslrError(f"{path}: is {pixels.shape[1]}×{pixels.shape[0]}, expected {size}×{size}")
     return pixels.transpose(2, 0, 1)
 
 
-def _read_images(paths: Sequence[Path]) -> Array:
+def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None) -> Array:
+    """Many images of one size (height, width), that of most of them unless given; decoded on all cores."""
     with ThreadPoolExecutor() as pool:
-        return np.stack(list(pool.map(read_image, paths)))
+        images = list(pool.map(read_image, paths))
+    height, width = size or Counter(image.shape[1:] for image in images).most_common(1)[0][0]
+    for path, image in zip(paths, images, strict=True):
+        if image.shape[1:] != (height, width):
+            raise FedslrError(f"{path}: is {image.shape[2]}×{image.shape[1]}, expected {width}×{height}")
+    return np.stack(images)
 
 
 def tinyimagenet(root: Path) -> Dataset:
@@ -115,7 +183,7 @@ def tinyimagenet(root: Path) -> Dataset:
         test.append((folder / "val" / "images" / file, number[name]))
     (x, y), (x_test, y_test) = (
         (
-            normalized(_read_images([path for path, _ in part]), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+            normalized(read_images([path for path, _ in part], (64, 64)), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
             torch.tensor([label for _, label in part]),
         )
         for part in (train, test)

@@ -8,13 +8,21 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from fedslr import plugins
 from fedslr.data.federation import Federation
 from fedslr.errors import FedslrError, suggest
 from fedslr.models.cnn import CNN
+from fedslr.models.mlp import MLP
 from fedslr.models.resnet import ResNet18
+from fedslr.models.vit import ViT
 from fedslr.types import Loss
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"cnn": CNN, "resnet18": ResNet18}
+MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    "cnn": CNN,
+    "mlp": MLP,
+    "resnet18": ResNet18,
+    "vit": ViT,
+}
 
 
 def build(model: str | nn.Module, federation: Federation, seed: int) -> nn.Module:
@@ -26,11 +34,24 @@ def build(model: str | nn.Module, federation: Federation, seed: int) -> nn.Modul
             raise FedslrError(f"model: it cannot be copied: {_first_line(error)}") from error
     if not isinstance(model, str):
         raise FedslrError(f"model: got {model!r}, expected a name or an nn.Module")
-    if model not in MODELS:
-        raise FedslrError(f"model.name: got '{model}', no such model; {suggest(model, MODELS)}")
+    make = find(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[model](federation.input_shape, federation.num_classes)
+        made = make(federation.input_shape, federation.num_classes)
+    if not isinstance(made, nn.Module):
+        raise FedslrError(f"model.name: '{model}' gave a {type(made).__name__}, expected an nn.Module")
+    return made
+
+
+def find(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
+    """What makes a model of this name from the shape of an input and the number of classes."""
+    if name in MODELS:
+        return MODELS[name]
+    if plugins.is_name(name):
+        return plugins.load("model.name", name)
+    raise FedslrError(
+        f"model.name: got '{name}', no such model; {suggest(name, MODELS)} (or module:function of your own)"
+    )
 
 
 def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:

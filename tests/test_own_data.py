@@ -1,0 +1,221 @@
+"""People's own data in every form that is taken, and hostile files in every form."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedslr
+from conftest import make_arrays
+from fedslr.data import own
+from fedslr.data.images import cifar10
+from test_images import write_cifar10
+
+RNG = np.random.default_rng(0)
+
+
+def test_npz_with_a_file_per_client(tmp_path):
+    for i, arrays in enumerate(make_arrays([4, 9, 6], (5,))):
+        np.savez(tmp_path / f"hospital-{i}.npz", **arrays)
+    federation = fedslr.load(f"npz:{tmp_path}")
+    assert [len(c.y) for c in federation.clients] == [4, 9, 6]
+    assert len(fedslr.load(f"npz:{tmp_path}", clients=2).clients) == 2
+    result = fedslr.run(fedslr.FedSLR(), federation, "mlp", rounds=2)
+    assert result.summary["clients"] == 3
+
+
+def test_npz_with_a_client_column(tmp_path):
+    parts = make_arrays([4, 9], (5,))
+    path = tmp_path / "all.npz"
+    joined = {p: np.concatenate([a[p] for a in parts]) for p in parts[0]}
+    np.savez_compressed(path, **joined, client=np.repeat([7, 3], [4, 9]), client_test=np.repeat([7, 3], [7, 7]))
+    federation = fedslr.load(f"npz:{path}")
+    assert [len(c.y) for c in federation.clients] == [9, 4]
+    assert np.allclose(federation.clients[1].x, parts[0]["x"])
+    assert federation.name == "all"
+
+
+class Evil:
+    """Would write a file if it were unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def bomb(path: Path) -> None:
+    """A zip that says it unpacks to eight gigabytes of zeros."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", b"\0" * 10_000_000)
+    data = bytearray(path.read_bytes())
+    size = (10_000_000).to_bytes(4, "little")
+    for _ in range(2):
+        at = data.rindex(size)
+        data[at : at + 4] = (2**32 - 2).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda p: None, "does not exist"),
+        (lambda p: p.write_bytes(b"PK not really"), "cannot be read as npz"),
+        (lambda p: p.write_bytes(b""), "cannot be read as npz"),
+        (lambda p: np.savez(p, x=np.zeros((2, 3))), "lacks the array 'y'"),
+        (lambda p: np.savez(p, x=np.array([Evil(p.parent / "pwned")], object)), "it holds Python objects"),
+        (bomb, "refused as a bomb"),
+    ],
+)
+def test_hostile_npz_files(make, says, tmp_path):
+    path = tmp_path / "data.npz"
+    make(path)
+    with pytest.raises(fedslr.FedslrError, match=says) as refused:
+        fedslr.load(f"npz:{path}")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "pwned").exists()
+
+
+def write_images(root: Path, count: int = 5, size: tuple[int, int] = (12, 10)) -> None:
+    for c, name in enumerate(("cat", "dog", "owl")):
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = RNG.integers(0, 80, (size[1], size[0], 3)).astype(np.uint8) + 80 * c
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{i}.png")
+
+
+def test_image_folders(tmp_path):
+    write_images(tmp_path / "flat")
+    federation = fedslr.load(f"imagefolder:{tmp_path / 'flat'}", clients=2, split="iid", test_samples=3)
+    assert (federation.input_shape, federation.num_classes) == ((3, 10, 12), 3)
+    assert sum(len(c.y) for c in federation.clients) == 12
+    write_images(tmp_path / "two" / "train")
+    write_images(tmp_path / "two" / "test", 2)
+    divided = own.image_folder(tmp_path / "two")
+    assert (len(divided.x), len(divided.x_test)) == (15, 6)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda r: (r / "cat" / "1.png").write_bytes(b"nothing"), r"cat/1\.png: is no readable image"),
+        (lambda r: Image.new("RGB", (5, 5)).save(r / "dog" / "2.png"), r"dog/2\.png: is 5×5, expected 12×10"),
+        (lambda r: [p.unlink() for p in (r / "owl").iterdir()], "owl: has no images"),
+    ],
+)
+def test_damaged_image_folders(damage, says, tmp_path):
+    write_images(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(fedslr.FedslrError, match=says):
+        own.image_folder(tmp_path)
+    with pytest.raises(fedslr.FedslrError, match="has 0 class folders"):
+        own.image_folder(tmp_path / "nowhere")
+
+
+def write_leaf(root: Path, change=lambda users: None) -> None:
+    for part, count in (("train", 6), ("test", 2)):
+        folder = root / "femnist" / part
+        folder.mkdir(parents=True)
+        users = {
+            name: {"x": RNG.random((count + i, 784)).tolist(), "y": RNG.integers(0, 62, count + i).tolist()}
+            for i, name in enumerate(("anna", "ben", "cleo"))
+        }
+        change(users)
+        text = {"users": list(users), "num_samples": [len(u.get("y", [])) for u in users.values()], "user_data": users}
+        (folder / "all_data_0.json").write_text(json.dumps(text))
+
+
+def test_femnist_is_split_by_writer(tmp_path):
+    write_leaf(tmp_path)
+    federation = fedslr.load("femnist", root=str(tmp_path))
+    assert [len(c.y) for c in federation.clients] == [6, 7, 8]
+    assert (federation.input_shape, federation.num_classes) == ((1, 28, 28), 62)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda users: users["ben"].pop("y"), "is not LEAF's JSON: it lacks 'y'"),
+        (lambda users: users["ben"].update(x=[[1, 2]]), "is not LEAF's JSON"),
+        (lambda users: users["ben"].update(y=[1]), "images for 1 labels"),
+        (lambda users: users["ben"].update(x="a"), "is not LEAF's JSON"),
+        (lambda users: users["ben"].update(y=[99] * 7), "expected 0 to 61|images for"),
+    ],
+)
+def test_damaged_leaf(change, says, tmp_path):
+    write_leaf(tmp_path, change)
+    with pytest.raises(fedslr.FedslrError, match=says):
+        fedslr.load("femnist", root=str(tmp_path))
+
+
+def test_leaf_that_is_not_json(tmp_path):
+    write_leaf(tmp_path)
+    for text in ("[1, 2", "[]", '{"user_data": 3}', "[" * 100_000):
+        (tmp_path / "femnist" / "train" / "all_data_0.json").write_text(text)
+        with pytest.raises(fedslr.FedslrError, match="is not LEAF's JSON"):
+            fedslr.load("femnist", root=str(tmp_path))
+    with pytest.raises(fedslr.FedslrError, match=r"has no \.json files"):
+        fedslr.load("femnist", root=str(tmp_path / "nowhere"))
+
+
+def write_cifar10_pickles(root: Path, each: int = 20) -> None:
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        batch = {b"data": RNG.integers(0, 256, (each, 3072), dtype=np.uint8), b"labels": [i % 10 for i in range(each)]}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+
+
+def test_cifars_python_version(tmp_path):
+    write_cifar10_pickles(tmp_path)
+    data = cifar10(tmp_path)
+    assert tuple(data.x.shape) == (100, 3, 32, 32)
+    assert data.y.tolist() == [i % 10 for i in range(20)] * 5
+    write_cifar10(tmp_path, each=30)
+    assert len(cifar10(tmp_path).x) == 150
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        (lambda p: Evil(p), r"wants to call pathlib\.?\w*\.Path\.touch|wants to call"),
+        (lambda p: {b"data": np.array([Evil(p)], object)}, "wants to call"),
+        (lambda p: {b"data": np.zeros((3, 3072), np.uint8), b"labels": [1]}, "do not have the published shapes"),
+        (lambda p: {b"data": np.zeros((1, 3072), np.uint8), b"labels": [12]}, "has label 12, expected 0 to 9"),
+        (lambda p: [1, 2], "is no batch of CIFAR"),
+    ],
+)
+def test_hostile_pickles_call_nothing(batch, says, tmp_path):
+    write_cifar10_pickles(tmp_path)
+    mark = tmp_path / "pwned"
+    (tmp_path / "cifar-10-batches-py" / "data_batch_2").write_bytes(pickle.dumps(batch(mark)))
+    with pytest.raises(fedslr.FedslrError, match=says) as refused:
+        cifar10(tmp_path)
+    assert "data_batch_2" in str(refused.value)
+    assert not mark.exists()
+
+
+def test_ones_own_function(tmp_path, monkeypatch):
+    (tmp_path / "my_data.py").write_text(
+        "import numpy as np\n"
+        "def clients():\n"
+        "    rng = np.random.default_rng(0)\n"
+        "    part = lambda n: (rng.normal(size=(n, 4)), rng.integers(0, 2, n))\n"
+        "    out = []\n"
+        "    for n in (5, 9):\n"
+        "        (x, y), (xt, yt) = part(n), part(6)\n"
+        "        out.append({'x': x, 'y': y, 'x_test': xt, 'y_test': yt})\n"
+        "    return out\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    federation = fedslr.load("my_data:clients")
+    assert [len(c.y) for c in federation.clients] == [5, 9]
+    with pytest.raises(fedslr.FedslrError, match="did you mean 'clients'"):
+        fedslr.load("my_data:client")
