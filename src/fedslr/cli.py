@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from matplotlib.figure import Figure
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
 from rich.table import Table as RichTable
 
 import fedslr
 from fedslr import api, config, experiments, report, schema
 from fedslr.algorithms import ALGORITHMS
-from fedslr.data import share_out
+from fedslr.data import DATASETS, load, published, share_out
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.record import Record, read_records
 from fedslr.report import tables
+from fedslr.report.split import label_counts, skew, split_figure
 from fedslr.store import write_durably
 
 app = typer.Typer(
@@ -261,10 +264,14 @@ def _draw(runs: list[tables.Run], path: Path, quiet: bool = False) -> None:
     curves = {
         ", ".join(g.labels.values()): report.mean_records([r.records for r in g.runs]) for g in tables.group(runs)
     }
+    _save(report.accuracy_figure(curves), path, quiet)
+
+
+def _save(figure: Figure, path: Path, quiet: bool = False) -> None:
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise FedslrError(f"--plot: got '{path}', expected a file that ends in .png, .pdf or .svg")
     try:
-        report.accuracy_figure(curves).savefig(path, dpi=150)
+        figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise FedslrError(f"--plot: cannot write {path}: {error}") from None
     if not quiet:
@@ -281,6 +288,75 @@ def algorithms() -> None:
             out_console.print(f"    {option.name} = {default}  {option.help} ({option.kind})", soft_wrap=True)
 
 
+data_app = typer.Typer(help="Get datasets, check them, and see how they are shared out.", rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+Root = Annotated[Path, typer.Option(help="Folder the datasets are in.")]
+
+
+@data_app.command("list")
+def list_datasets(root: Root = Path("data")) -> None:
+    """List the datasets and whether they are there."""
+    table = RichTable(box=None, pad_edge=False, show_header=False)
+    table.add_row("digits", "built in", "1,797 images of handwritten digits, 8×8")
+    for name, item in published.PUBLISHED.items():
+        table.add_row(name, "there" if (root / item.folder).is_dir() else "to be fetched", item.title)
+    table.add_row(
+        "femnist", "there" if (root / "femnist").is_dir() else "made by LEAF", "handwritten characters by writer"
+    )
+    table.add_row("npz:PATH, imagefolder:PATH, module:function", "your own", "see docs/own-data.md")
+    out_console.print(table)
+
+
+@data_app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tinyimagenet.")],
+    root: Root = Path("data"),
+    source: Annotated[str | None, typer.Option("--from", help="A file or another address, such as a mirror's.")] = None,
+) -> None:
+    """Download a dataset, verify its checksum, unpack it. Run it again to go on with a download that broke off."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with RichProgress(*columns, console=err_console, disable=not err_console.is_terminal) as progress:
+        task = progress.add_task(name, total=None)
+        home = published.fetch(
+            name, root, source, lambda done, total: progress.update(task, completed=done, total=total or None)
+        )
+    out_console.print(f"{name} is in {home}", soft_wrap=True)
+
+
+@data_app.command()
+def verify(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tinyimagenet.")], root: Root = Path("data")
+) -> None:
+    """Say exactly what is wrong with a dataset on the disk: files, sizes, and whether it can be read."""
+    wrong = published.verify(name, root)
+    if wrong:
+        raise FedslrError(f"{name}: {'; '.join(wrong)}")
+    loaded = DATASETS[name](root)
+    out_console.print(f"{name} is whole: {len(loaded.x):,} training and {len(loaded.x_test):,} test images")
+
+
+@data_app.command("show")
+def show_split(
+    name: Annotated[str, typer.Argument(help="A dataset, as in a recipe's data.name.")] = "digits",
+    split: Annotated[str, typer.Option(help="iid or dirichlet.")] = "dirichlet",
+    alpha: Annotated[float, typer.Option(help="Concentration of the Dirichlet priors.")] = 0.1,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    root: Root = Path("data"),
+    plot: Annotated[Path, typer.Option(help="Draw the labels of every client to this PNG, PDF or SVG.")] = Path(
+        "split.png"
+    ),
+) -> None:
+    """Draw how labels are spread over clients, and print how skewed that is."""
+    federation = load(name, split=split, alpha=alpha, clients=clients, seed=seed, root=str(root))
+    found = skew(label_counts(federation))
+    out_console.print(f"{federation.name}: {len(federation.clients)} clients, {federation.num_classes} labels")
+    out_console.print(f"a client's most frequent label has {report.percent(found['largest_share'])} of its samples")
+    out_console.print(f"a client holds {found['labels_held']:.1f} labels")
+    out_console.print(f"its labels are {report.percent(found['distance'])} away from all clients' (total variation)")
+    _save(split_figure(federation), plot)
+
+
 class _Display:
     """Live progress on a terminal; a line per evaluation elsewhere."""
 
@@ -290,7 +366,7 @@ class _Display:
         self.down = self.up = 0
         self.begun = False
         self.accuracy = ""
-        self.progress = Progress(
+        self.progress = RichProgress(
             TextColumn("round {task.completed}/{task.total}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[status]}", markup=False),
@@ -340,7 +416,7 @@ class _ManyDisplay:
         self.rounds = {job.name: job.recipe.settings.rounds for job in jobs}
         self.done = dict.fromkeys(self.rounds, 0)
         self.lines: dict[str, TaskID] = {}
-        self.progress = Progress(
+        self.progress = RichProgress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[status]}", markup=False),

@@ -1,0 +1,46 @@
+"""How labels are spread over the clients of a federation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from fedslr.data.federation import Federation
+
+
+def label_counts(federation: Federation) -> np.ndarray[Any, Any]:
+    """Training samples by client and label."""
+    return np.stack([np.bincount(c.y.numpy(), minlength=federation.num_classes) for c in federation.clients])
+
+
+def skew(counts: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Three figures of skew: a client's largest share of one label, labels it holds, distance to the pooled ratio."""
+    shares = counts / counts.sum(1, keepdims=True)
+    pooled = counts.sum(0) / counts.sum()
+    return {
+        "largest_share": float(shares.max(1).mean()),
+        "labels_held": float((counts > 0).sum(1).mean()),
+        "distance": float(0.5 * np.abs(shares - pooled).sum(1).mean()),
+    }
+
+
+def split_figure(federation: Federation) -> Figure:
+    """Stacked bars: one for every client, one colour for every label."""
+    counts = label_counts(federation)
+    clients, labels = counts.shape
+    figure = Figure(figsize=(min(14, max(6, 0.16 * clients + 2)), 4), layout="constrained")
+    axes = figure.subplots()
+    palette = colormaps["tab10" if labels <= 10 else "nipy_spectral"]
+    bottom = np.zeros(clients)
+    for label in range(labels):
+        colour = palette(label if labels <= 10 else label / labels)
+        axes.bar(range(clients), counts[:, label], 0.9, bottom, color=colour, label=str(label), linewidth=0)
+        bottom += counts[:, label]
+    axes.set(xlabel="client", ylabel="training samples", xlim=(-0.6, clients - 0.4))
+    axes.spines[["top", "right"]].set_visible(False)
+    if labels <= 20:
+        axes.legend(title="label", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
+    return figure
