@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import transcriptions as rows
 from conftest import cohort_of, make_federation, mlp, small_cnn
 from fedslr import tree, wire
 from fedslr.config import Settings
+from fedslr.data.batches import EVALUATION
 from fedslr.engine.rounds import Simulation
 from fedslr.matrix import dense
 
@@ -246,6 +248,111 @@ def test_every_method_is_its_row(name, kind):
     assert max(moved) > 1e-3
 
 
+DEFAULTS = {
+    "fedslr": {"eta_g": 10, "rank_penalty": 1e-4, "l1_penalty": 1e-3},
+    "fedavg": {},
+    "fedprox": {"mu": 0.01},
+    "feddyn": {"alpha": 0.1},
+    "scaffold": {},
+    "perfedavg": {"alpha": 0.01, "beta": 0.001},
+    "lgfedavg": {},
+    "fedrep": {"head_epochs": 1},
+    "ditto": {"lam": 0.1},
+    "apfl": {"alpha": 0.5},
+    "local": {},
+    "fedspa": {"density": 0.5, "prune": 0.5},
+    "lpgd": {"eta_g": 10, "rank_penalty": 1e-4, "l1_penalty": 1e-3},
+    "gpgd": {"eta_g": 10, "rank_penalty": 1e-4, "l1_penalty": 1e-3},
+    "sparse-sparse": {"eta_g": 10, "global_penalty": 1e-4, "personal_penalty": 1e-3},
+    "sparse-lowrank": {"eta_g": 10, "global_penalty": 1e-4, "personal_penalty": 1e-3},
+    "lowrank-lowrank": {"eta_g": 10, "global_penalty": 1e-4, "personal_penalty": 1e-3},
+}
+
+
+def test_the_papers_values_are_the_defaults():
+    assert {name: dataclasses.asdict(cls()) for name, cls in fedslr.ALGORITHMS.items()} == DEFAULTS
+
+
+def small_batches(simulation: Simulation, client: int, number: int, phase: int = 0) -> list[list[Any]]:
+    """The batches the package draws, epoch by epoch."""
+    data = simulation.engine._data(client, number)
+    flat = list(data.epochs(COMMON["epochs"], phase))
+    each = len(flat) // COMMON["epochs"]
+    return [flat[i : i + each] for i in range(0, len(flat), each)]
+
+
+def gradient(model: nn.Module, v: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
+    free = {k: p.clone().requires_grad_() for k, p in v.items()}
+    loss = nn.functional.cross_entropy(torch.func.functional_call(model, free, (batch.x,)), batch.y)
+    return dict(zip(free, torch.autograd.grad(loss, list(free.values())), strict=True))
+
+
+def test_per_fedavg_with_small_batches():
+    """b' is the next batch of the same epoch, the last one's the first; adaptation is one epoch over all batches."""
+    alpha, beta, wd = 0.3, 0.2, COMMON["weight_decay"]
+    ours = run(fedslr.PerFedAvg(alpha=alpha, beta=beta), mlp().double(), (6,), 2, rounds=2, batch_size=4)
+    model = mlp().double()
+    w = {k: p.detach().clone() for k, p in model.named_parameters()}
+    for t in range(2):
+        sampled = cohort_of(len(SIZES), 2, t)
+        found = []
+        for i in sampled:
+            v = dict(w)
+            for epoch in small_batches(ours, i, t):
+                for b, after in zip(epoch, [*epoch[1:], epoch[0]], strict=True):
+                    g = gradient(model, v, b)
+                    h = gradient(model, {k: v[k] - alpha * g[k] for k in v}, after)
+                    v = {k: v[k] - beta * 0.9**t * (h[k] + wd * v[k]) for k in v}
+            found.append((v, SIZES[i]))
+        w = {k: sum(n * v[k] for v, n in found) / sum(n for _, n in found) for k in w}
+    assert_close(ours.server.w, w)
+    v = dict(w)
+    for batch in ours.engine._data(1, EVALUATION).epochs(1):
+        g = gradient(model, v, batch)
+        v = {k: v[k] - alpha * g[k] for k in v}
+    assert_close(ours.personal_params(1), v)
+
+
+def test_scaffold_with_small_batches():
+    """K is the number of local steps, not of epochs."""
+    ours = run(fedslr.Scaffold(), mlp().double(), (6,), 2, rounds=3, batch_size=4)
+    model, wd = mlp().double(), COMMON["weight_decay"]
+    w = {k: p.detach().clone() for k, p in model.named_parameters()}
+    c = {k: torch.zeros_like(x) for k, x in w.items()}
+    mine = [dict(c) for _ in SIZES]
+    for t in range(3):
+        lr, found, change = COMMON["lr"] * 0.9**t, [], {k: torch.zeros_like(x) for k, x in w.items()}
+        for i in cohort_of(len(SIZES), 2, t):
+            v, steps = dict(w), 0
+            for epoch in small_batches(ours, i, t):
+                for batch in epoch:
+                    g = gradient(model, v, batch)
+                    v = {k: v[k] - lr * (g[k] + wd * v[k] - mine[i][k] + c[k]) for k in v}
+                    steps += 1
+            new = {k: mine[i][k] - c[k] + (w[k] - v[k]) / (steps * lr) for k in v}
+            change = {k: change[k] + new[k] - mine[i][k] for k in v}
+            mine[i] = new
+            found.append(v)
+        w = {k: sum(v[k] for v in found) / len(found) for k in w}
+        c = {k: c[k] + change[k] / len(SIZES) for k in c}
+    assert_close(ours.server.w, w)
+    assert_close(ours.server.c, c)
+
+
+SIZES_OF = {"apfl": 166, "fedspa": round(83 / 2), "local": 83}
+"""What a client of an 83-parameter model keeps; 83 unless named. The designs with penalties are measured elsewhere."""
+
+
+@pytest.mark.parametrize("name", [n for n in fedslr.ALGORITHMS if "penalty" not in str(DEFAULTS[n])])
+def test_what_a_client_has_to_keep(name):
+    ours = run(fedslr.ALGORITHMS[name](), mlp().double(), (6,), 3, rounds=3)
+    sizes = ours.sizes()
+    # A client that never trained may hold weights that are still exactly equal, never ones that are zero.
+    assert sizes.personal == [SIZES_OF.get(name, 83)] * len(SIZES)
+    expected = {"fedrep": 56, "lgfedavg": 27, "local": 0}.get(name, 83)
+    assert sizes.global_ == expected
+
+
 # --- reductions -----------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +435,13 @@ def test_fedspas_density_is_constant_and_as_asked(density):
         seen.append(torch.cat([m.flatten() for m in masks[0].values()]))
     if density < 1:
         assert any(not torch.equal(seen[0], later) for later in seen[1:])
+
+
+def test_a_density_below_the_vectors_is_refused():
+    with pytest.raises(
+        fedslr.FedslrError, match=r"density: got 0\.1, but this model's one-dimensional parameters alone are 0\.13"
+    ):
+        run(fedslr.FedSpa(density=0.1), mlp().double(), (6,), 2, rounds=1)
 
 
 def test_pruned_weights_receive_no_gradient():

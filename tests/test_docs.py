@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedslr
+import test_every_algorithm as contract
 from conftest import make_federation, mlp
 
 ROOT = Path(__file__).parent.parent
@@ -56,6 +57,15 @@ def test_the_contributed_method_works(monkeypatch, tmp_path):
     again = fedslr.run(recipe.algorithm, federation, mlp(), rounds=4, out=tmp_path, resume=True, **options)
     plain = fedslr.run(method(beta=0), federation, mlp(), rounds=4, **options)
     fedavg = fedslr.run(fedslr.FedAvg(), federation, mlp(), rounds=4, **options)
+    for law in (
+        contract.test_is_a_function_of_its_seed,
+        contract.test_what_travels_survives_the_wire,
+        contract.test_the_summary_keeps_its_contract,
+        contract.test_accuracies_are_those_of_the_models,
+    ):
+        law(method)
+    contract.test_cohorts_of_one_and_of_everyone(method, 1)
+    contract.test_resumed_is_never_stopped(method, "disk", tmp_path / "contract")
     for name, x in whole.global_params.items():
         assert torch.equal(x, again.global_params[name])
         assert torch.equal(plain.global_params[name], fedavg.global_params[name])

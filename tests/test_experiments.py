@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedslr
-from fedslr import config, experiments, metrics
+from fedslr import config, experiments, metrics, record, report
 from fedslr.report import tables
 
 RECIPE = """
@@ -106,7 +109,7 @@ def test_a_comparison_that_was_stopped_goes_on(recipe, tmp_path):
         "--jobs",
         "2",
         "--set",
-        "rounds=60",
+        "rounds=150",
         "--out",
         str(out),
     ]
@@ -124,12 +127,197 @@ def test_a_comparison_that_was_stopped_goes_on(recipe, tmp_path):
     whole = fedslr.run(
         fedslr.FedDyn(),
         fedslr.load("digits", clients=4, samples_per_client=20, seed=0),
-        rounds=60,
+        rounds=150,
         clients_per_round=2,
         evaluate_every=1,
     )
     lines = [json.loads(x) for x in (out / "feddyn-seed0" / "metrics.jsonl").read_text().splitlines()]
     assert [r["accuracy_personal"] for r in lines] == [r["accuracy_personal"] for r in whole.records]
+
+
+LONG = [
+    "--methods",
+    "fedavg,local,feddyn",
+    "--seeds",
+    "0",
+    "--jobs",
+    "2",
+    "--set",
+    "rounds=3000",
+    "--set",
+    "checkpoint.every=1",
+]
+
+
+def launch(recipe: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:
+    """A comparison in a process group of its own, as a terminal would start it."""
+    command = [sys.executable, "-m", "fedslr", "compare", str(recipe), *LONG, "--out", str(out), *options]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+
+def wait_until_training(out: Path, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None and not any(p.stat().st_size for p in out.glob("*/metrics.jsonl")):
+        time.sleep(0.02)
+
+
+def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            command = (path.parent / "cmdline").read_bytes()
+            if int(fields[1]) == process.pid and b"spawn_main" in command:
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
+@pytest.mark.parametrize("moment", [0.3, 2.0])
+def test_ctrl_c_while_workers_start(moment, recipe, tmp_path):
+    """A terminal's ctrl-C goes to the whole group, workers in the middle of their imports too."""
+    process = launch(recipe, tmp_path / "out")
+    while process.poll() is None and not workers_of(process):
+        time.sleep(0.02)
+    time.sleep(moment)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert b"Traceback" not in err
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
+def test_a_second_ctrl_c_ends_all_workers_at_once(recipe, tmp_path):
+    out = tmp_path / "out"
+    process = launch(recipe, out, "--set", "epochs=2000")
+    while process.poll() is None and len(list(out.glob("*/config.toml"))) < 2:
+        time.sleep(0.02)
+    workers = workers_of(process)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.3)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert b"Traceback" not in err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
+def test_a_killed_worker_is_one_line(recipe, tmp_path):
+    out = tmp_path / "out"
+    process = launch(recipe, out)
+    wait_until_training(out, process)
+    os.kill(workers_of(process)[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert b"Traceback" not in err
+    assert b"a worker was killed (out of memory?); go on with --resume" in err
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
+def test_workers_do_not_outlive_a_killed_parent(recipe, tmp_path):
+    out = tmp_path / "out"
+    process = launch(recipe, out)
+    wait_until_training(out, process)
+    workers = workers_of(process)
+    assert workers
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in workers):
+            break
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def test_two_comparisons_do_not_share_a_folder(recipe, tmp_path, command):
+    with record.locked(tmp_path / "out"):
+        code, _, err = command("compare", recipe, "--out", tmp_path / "out")
+    assert code == 2
+    assert "another process is running in" in err
+
+
+def test_requests_are_honoured_or_refused(recipe, tmp_path):
+    request = config.parse({"methods": {"fedslr": {"eta_g": 77}}, "seed": 7})
+    assert request.method("fedslr").eta_g == 77
+    assert experiments.comparison(request, ["fedslr"], [1], tmp_path)[0].recipe.data.seed == 1
+    fixed = config.parse({"seed": 0, "data": {"seed": 0}})
+    assert [j.recipe.data.seed for j in experiments.comparison(fixed, ["fedavg"], [0, 1, 2], tmp_path)] == [0, 0, 0]
+    (job,) = experiments.sweep(fixed, {"lr": [0.2]}, [4], tmp_path)
+    assert (job.recipe.data.seed, job.recipe.settings.seed) == (0, 4)
+    methods = experiments.sweep(config.read(recipe), {"algorithm.name": ["fedavg", "ditto"]}, [0], tmp_path)
+    assert [j.recipe.algorithm for j in methods] == [fedslr.FedAvg(), fedslr.Ditto()]
+
+
+def test_the_recipes_seed_is_the_default(recipe, tmp_path, command):
+    recipe.write_text(recipe.read_text().replace(", seeds = [0, 1]", "").replace("rounds = 2", "rounds = 1\nseed = 7"))
+    assert command("compare", recipe, "--methods", "local", "--out", tmp_path / "out")[0] == 0
+    assert (tmp_path / "out" / "local-seed7").is_dir()
+
+
+def test_a_planned_run_is_not_made_longer(recipe, tmp_path, command):
+    """FedSpa anneals towards its last round: three rounds made six are not six rounds."""
+    out = tmp_path / "out"
+    assert command("run", recipe, "--set", "algorithm.name=fedspa", "--out", out)[0] == 0
+    code, _, err = command(
+        "run", recipe, "--set", "algorithm.name=fedspa", "--set", "rounds=4", "--out", out, "--resume"
+    )
+    assert code == 2
+    assert "rounds was 2, now 4" in err
+
+
+def golden() -> list[tables.Run]:
+    def run(name: str, seed: int, personal: list[float], **config_: Any) -> tables.Run:
+        flat = {"algorithm.name": name, "seed": seed, "lr": 0.1, **config_}
+        records = [
+            {"round": t, "clients": [t - 1], "accuracy_personal_per_client": own, "accuracy_global_per_client": shared}
+            for t, own, shared in ((1, [0.9, 0.9], [0.5, 0.7]), (2, personal, [0.4, 0.6]))
+        ]
+        summary = {
+            "algorithm": name,
+            "parameters": {"global": 2_500_000, "personal": 1234.0, "personal_std": 56.0},
+            "bytes": {"down": 3_000_000, "up": 4_000},
+            "paper_gb": 12.345,
+        }
+        return tables.Run(Path(name), flat, summary, records)
+
+    return [run("a|b&c_d", 0, [0.2, 0.4]), run("a|b&c_d", 1, [0.4, 0.6]), run("other", 0, [0.5, 0.5])]
+
+
+def test_a_table_with_known_cells():
+    runs = golden()
+    groups, figures = tables.group(runs), tables.columns()
+    made = tables.table(groups, figures)
+    assert made.rows == [
+        ["a|b&c_d", "50.00", "40.00 ± 14.14", "30.00 ± 14.14", "2.50M", "1.2k ± 0.1k", "3.0 MB", "4.0 kB", "12.35"],
+        ["other", "50.00", "50.00", "50.00", "2.50M", "1.2k ± 0.1k", "3.0 MB", "4.0 kB", "12.35"],
+    ]
+    assert tables.markdown(made).splitlines()[2].startswith(r"| a\|b&c_d | 50.00 | 40.00 ± 14.14 |")
+    assert r"a|b\&c\_d & 50.00 & 40.00 $\pm$ 14.14" in tables.latex(made)
+    row = next(csv.DictReader(io.StringIO(tables.comma_separated(groups, figures))))
+    assert float(row["bytes_up"]) == 4000
+    assert float(row["parameters_personal_std"]) == 56
+    best = tables.table(groups, tables.columns("best", "all")).rows[0]
+    assert best[1:4] == ["60.00", "90.00", "90.00"]
+    sampled = tables.table(groups, tables.columns("last", "sampled")).rows[0]
+    assert sampled[1:4] == ["60.00", "50.00 ± 14.14", "50.00 ± 14.14"]
+
+
+def test_runs_that_differ_are_never_merged():
+    def run(**flat: Any) -> tables.Run:
+        name = "feddyn"
+        return tables.Run(Path("x"), {"algorithm.name": name, "seed": 0} | flat, {"algorithm": name}, [])
+
+    four = [run(**{"algorithm.alpha": a, "data.alpha": d}) for a in (0.1, 0.5) for d in (0.1, 1.0)]
+    assert [g.labels for g in tables.group(four)] == [
+        {"algorithm.alpha": str(a), "data.alpha": str(d)} for a in (0.1, 0.5) for d in (0.1, 1.0)
+    ]
+    assert len(tables.group([run(lr=0.1234567), run(lr=0.12345678)])) == 2
+    assert [g.labels for g in tables.group([run(lr=0.1), run(lr=0.2)])] == [{"lr": "0.1"}, {"lr": "0.2"}]
+
+
+def test_curves_are_means_over_seeds():
+    runs = [[{"round": 1, "accuracy_personal": x, "accuracy_global": None}, {"round": 2}] for x in (0.2, 0.6)]
+    assert report.mean_records(runs) == [{"round": 1, "accuracy_global": None, "accuracy_personal": pytest.approx(0.4)}]
 
 
 def test_sweep_and_its_table(recipe, tmp_path, command):
@@ -165,6 +353,11 @@ WRONG = [
     (["sweep", "--over", "rank_penalty"], "--over: got 'rank_penalty', expected key=value,value"),
     (["sweep", "--over", "rank_penlty=1,2"], "sweep: unknown key 'rank_penlty'; did you mean 'rank_penalty'?"),
     (["sweep", "--over", "name=a,b"], "sweep: 'name' may be algorithm.name or data.name or model.name"),
+    (["sweep", "--over", "lr=1,1.0"], "sweep.lr: got '1,1.0', expected each one once"),
+    (["sweep", "--over", "lr=1", "--over", "lr=2"], "--over: got 'lr lr', expected each key once"),
+    (["sweep", "--over", "eta_g=1", "--over", "algorithm.eta_g=2"], "expected each one once"),
+    (["sweep", "--over", "seed=1,2"], "give several seeds with --seeds"),
+    (["compare", "--set", "compare.seeds=[-1]"], "seeds: got -1, expected a whole number from 0 to"),
     (["sweep", "--over", "lr=0.1,-1"], "lr: got -1, expected a number above 0"),
     (["compare", "--set", "compare.seeds=3"], "compare.seeds: got 3, expected a list of whole numbers"),
     (["compare", "--set", "compare.method=3"], "unknown key 'method' in compare; did you mean 'methods'?"),
@@ -194,8 +387,8 @@ def test_methods_and_their_own_hyperparameters_are_labelled():
     ]
     swept = [run("fedslr", 0, eta_g=5.0), run("fedslr", 0, eta_g=7.0), run("ditto", 0, lam=0.1)]
     assert [g.labels for g in tables.group(swept)] == [
-        {"eta_g": "5", "method": "fedslr"},
-        {"eta_g": "7", "method": "fedslr"},
+        {"eta_g": "5.0", "method": "fedslr"},
+        {"eta_g": "7.0", "method": "fedslr"},
         {"eta_g": "–", "method": "ditto"},
     ]
     assert tables.group([run("local", 0)])[0].labels == {"method": "local"}
@@ -221,7 +414,7 @@ def test_accuracy_over_clients_and_rounds():
 
 def test_fairness_is_the_worst_tenth_and_the_deviation():
     each = [i / 20 for i in range(20)]
-    found = metrics.fairness({"accuracy_personal_per_client": each})
+    found = metrics.fairness({"clients": [0], "accuracy_personal_per_client": each})
     assert found["personal"]["worst_decile"] == pytest.approx(0.025)
     assert found["personal"]["std"] == pytest.approx(0.288, abs=1e-3)
     assert found["global"] is None

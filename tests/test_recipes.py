@@ -22,9 +22,9 @@ def test_every_recipe_makes_its_experiment(path, tmp_path):
     assert command is not None
     assert command[2] == str(path.relative_to(ROOT))
     if command[1] == "sweep":
-        jobs = experiments.sweep(recipe, recipe.sweep, recipe.compare.seeds, tmp_path)
+        jobs = experiments.sweep(recipe, recipe.sweep, recipe.compare.seeds or [0], tmp_path)
     else:
-        jobs = experiments.comparison(recipe, recipe.compare.methods, recipe.compare.seeds, tmp_path)
+        jobs = experiments.comparison(recipe, recipe.compare.methods, recipe.compare.seeds or [0], tmp_path)
     assert len(jobs) >= 3
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def run(
     tell = warn or (lambda text: warnings.warn(text, stacklevel=3))
     text = config or dump(checked, algorithm, _data_table(federation), {"name": _model_name(model)})
     checked.cohort_size(len(federation.clients))
-    folder = None if out is None else open_folder(Path(out), resume, text)
+    folder = None if out is None else open_folder(Path(out), resume, text, ["rounds"] if algorithm.planned else [])
     try:
         simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell, select)
         if resume:
@@ -152,7 +152,7 @@ def run(
             folder.close()
 
 
-def open_folder(path: Path, resume: bool, config: str) -> RunFolder:
+def open_folder(path: Path, resume: bool, config: str, fixed: Collection[str] = ()) -> RunFolder:
     """The run folder, refused where it holds another run, or this one without having been asked to go on."""
     try:
         if resume and not path.exists():
@@ -163,14 +163,14 @@ def open_folder(path: Path, resume: bool, config: str) -> RunFolder:
         raise FedslrError(f"out: {path} cannot be used: {error.strerror}") from error
     folder = RunFolder(path)
     try:
-        _check_folder(path, resume, config)
+        _check_folder(path, resume, config, fixed)
     except FedslrError:
         folder.close()
         raise
     return folder
 
 
-def _check_folder(path: Path, resume: bool, config: str) -> None:
+def _check_folder(path: Path, resume: bool, config: str, fixed: Collection[str]) -> None:
     kept = path / "config.toml"
     if not resume and (kept.exists() or has_rounds(path)):
         raise FedslrError(
@@ -180,7 +180,7 @@ def _check_folder(path: Path, resume: bool, config: str) -> None:
         raise FedslrError(f"resume: {kept} is missing, so nobody can tell which run this is; restore it")
     if resume and kept.exists():
         try:
-            changed = difference(kept.read_text(), config)
+            changed = difference(kept.read_text(), config, fixed)
         except (OSError, ValueError) as error:
             raise FedslrError(f"resume: {kept} is damaged: {error}") from error
         if changed:

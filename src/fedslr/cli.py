@@ -25,7 +25,7 @@ from fedslr import api, config, experiments, report, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.data import DATASETS, load, published, share_out
 from fedslr.errors import FedslrError, Interrupted
-from fedslr.record import Record, read_records
+from fedslr.record import Record, locked, read_records
 from fedslr.report import tables
 from fedslr.report.split import label_counts, skew, split_figure
 from fedslr.store import write_durably
@@ -77,7 +77,7 @@ def _options(
 def run(
     recipe: Annotated[Path, typer.Argument(help="A TOML recipe, such as recipes/demo/compare.toml.")],
     changes: Changes = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the run. Default: runs/RECIPE.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run. Default: runs/RECIPE/METHOD.")] = None,
     resume: Resume = False,
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Record the convergence theory's quantities on evaluation rounds.")
@@ -87,7 +87,9 @@ def run(
     request = config.read(recipe, changes or [])
     if diagnostics:
         request = replace(request, settings=replace(request.settings, diagnostics=True))
-    folder = _home(out, recipe)
+    folder = out if out is not None else _home(out, recipe) / request.algorithm.name
+    if not folder.name:
+        raise FedslrError(f"--out: got '{folder}', expected a folder of its own")
     with _Display(request.settings.rounds, folder) as display, _stop_on_signal(display.warn) as stopped:
         try:
             result = api.run(
@@ -156,7 +158,10 @@ def sweep(
 ) -> None:
     """Run a recipe with every combination of some values, and put the runs in one table."""
     request = config.read(recipe, changes or [])
-    values = dict(_axis(text) for text in over) if over else dict(request.sweep)
+    axes = [_axis(text) for text in over or []]
+    values = dict(axes) if axes else dict(request.sweep)
+    if len(values) < len(axes):
+        raise FedslrError(f"--over: got '{' '.join(key for key, _ in axes)}', expected each key once")
     home = _home(out, recipe)
     made = experiments.sweep(request, values, _seeds(seeds, request), home)
     _experiment(made, home, resume, jobs, pick, clients)
@@ -180,7 +185,9 @@ def show(
 def _home(out: Path | None, recipe: Path) -> Path:
     if out is not None and not out.name:
         raise FedslrError(f"--out: got '{out}', expected a folder of its own")
-    return out or Path("runs") / recipe.stem
+    # recipes/demo/x.toml and recipes/paper/x.toml are two experiments.
+    group = recipe.parent.name
+    return out or Path("runs") / (f"{group}-{recipe.stem}" if group not in ("", "recipes") else recipe.stem)
 
 
 def _words(text: str) -> list[str]:
@@ -189,7 +196,7 @@ def _words(text: str) -> list[str]:
 
 def _seeds(text: str | None, request: config.Recipe) -> list[int]:
     if text is None:
-        return list(request.compare.seeds)
+        return list(request.compare.seeds) or [request.settings.seed]
     if not all(word.isdecimal() for word in _words(text)):
         raise FedslrError(f"seeds: got '{text}', expected whole numbers such as 0,1,2")
     return [int(word) for word in _words(text)]
@@ -199,7 +206,8 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     key, equals, values = text.partition("=")
     if not equals or not _words(values):
         raise FedslrError(f"--over: got '{text}', expected key=value,value such as rank_penalty=1e-5,1e-4")
-    return key.strip(), [config.value_of(word) for word in _words(values)]
+    listed = config.value_of(f"[{values}]")
+    return key.strip(), listed if isinstance(listed, list) else [config.value_of(word) for word in _words(values)]
 
 
 def _experiment(
@@ -210,7 +218,9 @@ def _experiment(
     if jobs is not None and jobs < 1:
         raise FedslrError(f"jobs: got {jobs}, expected a whole number 1 or above")
     experiments.require_fresh(made, resume)
-    with _ManyDisplay(made) as display, _stop_on_signal(display.warn) as stopped:
+    if (home / "config.toml").exists():
+        raise FedslrError(f"out: {home} is the folder of a single run; choose another")
+    with locked(home), _ManyDisplay(made) as display, _stop_on_signal(display.warn) as stopped:
         workers = jobs or experiments.default_workers()
         outcomes = experiments.execute(made, workers, display.show, stopped.__bool__)
     if any(o.interrupted for o in outcomes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,7 +94,8 @@ class CompareOptions:
     """A recipe's `compare` table."""
 
     methods: tuple[str, ...] = ("fedslr", "fedavg")
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] = ()
+    """None: the recipe's own."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ class Recipe:
     """Methods to compare with, with the hyperparameters the recipe gives them."""
     compare: CompareOptions = dataclasses.field(default_factory=lambda: CompareOptions())
     sweep: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    fixed_split: bool = False
+    """Whether the recipe gives the split a seed of its own, which then stays when the run's seed changes."""
 
     def to_toml(self) -> str:
         """All of one run, defaults written out: running it again gives the same run."""
@@ -119,10 +122,12 @@ class Recipe:
 
     def method(self, name: str) -> Algorithm[Any, Any]:
         """A method as this recipe wants it."""
-        return self.algorithm if name == self.algorithm.name else self.methods.get(name) or ALGORITHMS[name]()
+        return self.methods.get(name) or (self.algorithm if name == self.algorithm.name else ALGORITHMS[name]())
 
     def locate(self, key: str) -> str:
         """The dotted path of a key that may be given by its last name: `rank_penalty` is `algorithm.rank_penalty`."""
+        if key in ("seed", "data.seed"):
+            raise FedslrError(f"sweep: '{key}' is not swept over; give several seeds with --seeds")
         known = [path for path in flatten(self.to_table()) if "seed" not in path]
         found = [path for path in known if key in (path, path.rpartition(".")[2])]
         if not found:
@@ -162,13 +167,16 @@ def parse(table: Mapping[str, Any]) -> Recipe:
             flat[keys[key]] = schema.check_value(f"{name}.{key}", value, schema.hints(Settings)[keys[key]])
     settings = schema.build(Settings, flat)
     data = schema.build(DataOptions, table.get("data", {}), "data")
-    if data.seed is None:
+    fixed = data.seed is not None
+    if not fixed:
         data = dataclasses.replace(data, seed=settings.seed)
     model = schema.build(ModelOptions, table.get("model", {}), "model")
     settings.cohort_size(data.clients)
     if settings.selection == "custom":
         raise FedslrError(f"selection: a recipe has {', '.join(SELECTIONS)}; own functions go to fedslr.run")
-    return Recipe(settings, make_algorithm(table.get("algorithm", {})), data, model, **_experiment(table))
+    return Recipe(
+        settings, make_algorithm(table.get("algorithm", {})), data, model, **_experiment(table), fixed_split=fixed
+    )
 
 
 def _experiment(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,18 +223,18 @@ def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
 
 def apply(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """Set dotted keys. Choosing another method drops the hyperparameters of the one the recipe had."""
-    pairs = [_pair(change) for change in changes]
-    for key, value in pairs:
-        old = table.get("algorithm", {})
-        if key == "algorithm.name" and not (isinstance(old, dict) and old.get("name", "fedslr") == value):
-            table["algorithm"] = {}
-    for key, value in pairs:
-        set_path(table, key, value)
+    pairs = [_pair(text) for text in changes]
+    # Methods first, so that a hyperparameter given before its method's name is not dropped.
+    for key, value in sorted(pairs, key=lambda pair: pair[0] != "algorithm.name"):
+        change(table, key, value)
     return table
 
 
-def set_path(table: dict[str, Any], path: str, value: Any) -> None:
+def change(table: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted key."""
+    old = table.get("algorithm", {})
+    if path == "algorithm.name" and not (isinstance(old, dict) and old.get("name", "fedslr") == value):
+        table["algorithm"] = {}
     *tables, last = path.split(".")
     for name in tables:
         table = table.setdefault(name, {})
@@ -274,10 +282,10 @@ RESUMABLE = {"rounds", "device", "evaluate_every", "checkpoint_every"}
 """What may differ between a run and its resumption: nothing that changes a round already made."""
 
 
-def difference(old: str, new: str) -> str | None:
+def difference(old: str, new: str, fixed: Collection[str] = ()) -> str | None:
     """The first key that forbids going on from one dumped recipe to another, with both values; None if none does."""
     before, after = flatten(tomllib.loads(old)), flatten(tomllib.loads(new))
-    allowed = {".".join(GROUPED[k]) if k in GROUPED else k for k in RESUMABLE}
+    allowed = {".".join(GROUPED[k]) if k in GROUPED else k for k in RESUMABLE} - set(fixed)
     for key in sorted(before.keys() | after.keys()):
         if key not in allowed and before.get(key) != after.get(key):
             return f"{key} was {schema.show(before.get(key))}, now {schema.show(after.get(key))}"

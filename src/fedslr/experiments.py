@@ -10,20 +10,25 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import quote
 
 import torch
 
-from fedslr import api, config
+from fedslr import api, config, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Recipe
 from fedslr.data import share_out
 from fedslr.errors import FedslrError, Interrupted, suggest
 from fedslr.record import Record
+from fedslr.schema import seed_range
 
 
 class Job(NamedTuple):
@@ -72,37 +77,38 @@ def sweep(recipe: Recipe, over: Mapping[str, Sequence[Any]], seeds: Sequence[int
     if not over:
         raise FedslrError("sweep: nothing to sweep over; give --over key=value,value or a [sweep] table in the recipe")
     paths = {key: recipe.locate(key) for key in over}
+    _require_different("sweep", list(paths.values()))
     for key, values in over.items():
-        _require_different(f"sweep.{key}", [str(v) for v in values])
+        _require_different(f"sweep.{key}", values)
     jobs = []
     for values in itertools.product(*over.values()):
         table = recipe.to_table()
         for path, value in zip(paths.values(), values, strict=True):
-            config.set_path(table, path, value)
-        changed = config.parse(table)
+            config.change(table, path, value)
+        changed = replace(config.parse(table), fixed_split=recipe.fixed_split)
         words = "-".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(over, values, strict=True))
         for seed in checked_seeds(seeds):
             name = f"{words}-seed{seed}"
-            jobs.append(Job(name, with_seed(changed, seed), out / name.replace("/", "_")))
+            jobs.append(Job(name, with_seed(changed, seed), out / quote(name, safe="=,+ ")))
     return jobs
 
 
 def checked_seeds(seeds: Sequence[int]) -> Sequence[int]:
-    _require_different("seeds", [str(s) for s in seeds])
-    return seeds
+    _require_different("seeds", seeds)
+    return [schema.check_value("seeds", seed, Annotated[int, seed_range]) for seed in seeds]
 
 
 def with_seed(recipe: Recipe, seed: int) -> Recipe:
     """The recipe with another seed; the split follows it unless the recipe fixed the split's own."""
-    data = recipe.data if recipe.data.seed != recipe.settings.seed else replace(recipe.data, seed=seed)
+    data = recipe.data if recipe.fixed_split else replace(recipe.data, seed=seed)
     return replace(recipe, settings=replace(recipe.settings, seed=seed), data=data)
 
 
-def _require_different(what: str, values: Sequence[str]) -> None:
+def _require_different(what: str, values: Sequence[Any]) -> None:
     if not values:
         raise FedslrError(f"{what}: got none, expected at least one")
-    if len(set(values)) < len(values):
-        raise FedslrError(f"{what}: got '{','.join(values)}', expected each one once")
+    if any(a == b for a, b in itertools.combinations(values, 2)):
+        raise FedslrError(f"{what}: got '{','.join(map(str, values))}', expected each one once")
 
 
 # --- running them ---------------------------------------------------------------------------------------------------
@@ -133,9 +139,14 @@ def execute(
     return _execute_in_parallel(jobs, min(workers, len(jobs)), on_progress, should_stop)
 
 
+def cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def default_workers() -> int:
     """As many as there are cores; one where a GPU is shared."""
-    return 1 if torch.cuda.is_available() else max(1, len(os.sched_getaffinity(0)))
+    return 1 if torch.cuda.is_available() else cores()
 
 
 def _run(job: Job, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> Outcome:
@@ -160,18 +171,28 @@ def _run(job: Job, on_progress: Callable[[Progress], None], should_stop: Callabl
         return Outcome(job.name, interrupted=True)
     except FedslrError as error:
         return Outcome(job.name, str(error))
+    except Exception as error:
+        return Outcome(job.name, f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 _messages: Any = None
 _stop: Any = None
 
 
-def _start_worker(messages: Any, stop: Any, threads: int) -> None:
-    """A worker shares the cores, tells its progress through a queue, and leaves ctrl-C to its parent."""
+def _start_worker(messages: Any, stop: Any, threads: int, parent: int) -> None:
+    """A worker shares the cores, tells its progress through a queue, and does not outlive its parent."""
     global _messages, _stop
     _messages, _stop = messages, stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+
+
+def _leave_with(parent: int) -> None:
+    """A parent that was killed cannot say so; finished rounds are on the disk, so leaving at once loses nothing."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _work(job: Job) -> Outcome:
@@ -186,19 +207,41 @@ def _execute_in_parallel(
     # Forking a process that has used torch's threads can deadlock.
     context = multiprocessing.get_context("spawn")
     messages, stop = context.Queue(), context.Event()
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
-    with ProcessPoolExecutor(workers, context, _start_worker, (messages, stop, threads)) as pool:
-        futures: list[Future[Outcome]] = [pool.submit(_work, job) for job in jobs]
+    threads = max(1, cores() // workers)
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (messages, stop, threads, os.getpid()))
+    # Ctrl-C reaches the whole process group; workers inherit that it is the parent's to answer.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        futures = [pool.submit(_work, job) for job in jobs]
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    try:
         while not all(f.done() for f in futures):
             if should_stop():
                 stop.set()
-            try:
-                on_progress(messages.get(timeout=0.1))
-            except queue.Empty:
-                continue
-        while True:
-            try:
-                on_progress(messages.get(timeout=0.05))
-            except queue.Empty:
-                break
-    return [f.result() for f in futures]
+            _drain(messages, on_progress, 0.1)
+        _drain(messages, on_progress, 0.1)
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return [_outcome(job, future) for job, future in zip(jobs, futures, strict=True)]
+
+
+def _drain(messages: Any, on_progress: Callable[[Progress], None], seconds: float) -> None:
+    """Pass on what has been said, waiting a little for the first word; fast workers must not keep us here for ever."""
+    try:
+        on_progress(messages.get(timeout=seconds))
+        for _ in range(1000):
+            on_progress(messages.get_nowait())
+    except queue.Empty:
+        return
+
+
+def _outcome(job: Job, future: Future[Outcome]) -> Outcome:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return Outcome(job.name, "a worker was killed (out of memory?); go on with --resume")

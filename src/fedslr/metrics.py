@@ -30,27 +30,42 @@ def average(values: Sequence[float | None] | None) -> float | None:
     return fmean(known) if known else None
 
 
+def _evaluations(records: Sequence[Mapping[str, Any]], model: str, clients: str) -> list[list[float]]:
+    """The accuracies of every evaluation that had any: over all clients, or over those sampled in that round."""
+    found = []
+    for record in records:
+        each = record.get(f"accuracy_{model}_per_client") or []
+        chosen = [each[c] for c in record["clients"]] if each and clients == "sampled" else each
+        if known := [v for v in chosen if v is not None]:
+            found.append(known)
+    return found
+
+
+def _picked(records: Sequence[Mapping[str, Any]], model: str, pick: str, clients: str) -> list[float] | None:
+    """The accuracies of the last evaluation, or of the one whose mean is best."""
+    found = _evaluations(records, model, clients)
+    return None if not found else max(found, key=fmean) if pick == "best" else found[-1]
+
+
 def accuracy(records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all") -> dict[str, float | None]:
     """The accuracy of both models: in the last or the best evaluation, over all clients or those sampled then."""
-    found: dict[str, float | None] = {}
-    for model in MODELS:
-        values = []
-        for record in records:
-            each = record.get(f"accuracy_{model}_per_client")
-            if each is not None:
-                values.append(average([each[c] for c in record["clients"]] if clients == "sampled" else each))
-        known = [v for v in values if v is not None]
-        found[model] = None if not known else max(known) if pick == "best" else known[-1]
-    return found
+    return {model: average(_picked(records, model, pick, clients)) for model in MODELS}
+
+
+def worst_decile(
+    records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all", model: str = "personal"
+) -> float | None:
+    """The mean accuracy of the tenth of the clients (one at least) that a model serves worst."""
+    known = sorted(_picked(records, model, pick, clients) or [])
+    return fmean(known[: max(1, len(known) // 10)]) if known else None
 
 
 def fairness(record: Mapping[str, Any]) -> dict[str, dict[str, float] | None]:
     """How evenly a model serves clients: the deviation over them, and the mean of the tenth that is served worst."""
     found: dict[str, dict[str, float] | None] = {}
     for model in MODELS:
-        known = sorted(v for v in record.get(f"accuracy_{model}_per_client") or [] if v is not None)
-        worst = known[: max(1, len(known) // 10)]
-        found[model] = {"std": pstdev(known), "worst_decile": fmean(worst)} if known else None
+        worst, known = worst_decile([record], model=model), _picked([record], model, "last", "all")
+        found[model] = None if known is None or worst is None else {"std": pstdev(known), "worst_decile": worst}
     return found
 
 

@@ -58,23 +58,39 @@ class Record:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None})
 
 
+def lock(folder: Path) -> IO[str]:
+    """Take a folder for this process; the lock goes with the file that is returned."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / ".lock").open("a")
+    except OSError as error:
+        raise FedslrError(f"out: cannot write to {folder}: {error.strerror}; choose another folder") from error
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            handle.close()
+            raise FedslrError(f"out: another process is running in {folder}; wait for it or choose another") from None
+    return handle
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    with lock(folder):
+        yield
+
+
 class RunFolder:
     """A folder that holds one run, and that one process at a time writes to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = lock(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("a")
             self._metrics: IO[bytes] = (path / "metrics.jsonl").open("ab")
         except OSError as error:
+            self._lock.close()
             raise FedslrError(f"out: cannot write to {path}: {error.strerror}; choose another folder") from error
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                self.close()
-                raise FedslrError(f"out: another process is running in {path}; wait for it or choose another") from None
         self._digest = hashlib.sha256()
         self._length = 0
 

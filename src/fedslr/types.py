@@ -133,6 +133,8 @@ class Algorithm(ABC, Generic[Server, Client]):
 
     name: ClassVar[str]
     """How recipes call the method."""
+    planned: ClassVar[bool] = False
+    """Whether a round depends on how many there will be, so that a run cannot be made longer."""
 
     def __post_init__(self) -> None:
         schema.check(self)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedslr import tree
+from fedslr.errors import FedslrError
 from fedslr.local import scan
 from fedslr.matrix import is_matrix
 from fedslr.schema import fraction, share
@@ -40,7 +41,12 @@ def erk_counts(w: Params, density: float) -> dict[str, int]:
     sizes = {k: x.numel() for k, x in w.items()}
     counts = {k: n for k, n in sizes.items() if not is_matrix(w[k])}
     open_layers = [k for k in w if k not in counts]
-    budget = max(round(density * sum(sizes.values())) - sum(counts.values()), 0)
+    budget = round(density * sum(sizes.values())) - sum(counts.values())
+    if budget < 0:
+        least = sum(counts.values()) / sum(sizes.values())
+        raise FedslrError(
+            f"density: got {density:g}, but this model's one-dimensional parameters alone are {least:.2g}"
+        )
     raw = {k: sum(w[k].shape) for k in open_layers}
     while open_layers:
         scale = budget / sum(raw[k] for k in open_layers)
@@ -84,6 +90,7 @@ class FedSpa(Algorithm[Server, Client]):
     """Every client trains a sparse model under a mask of its own."""
 
     name: ClassVar[str] = "fedspa"
+    planned: ClassVar[bool] = True
 
     density: Annotated[float, fraction, "share of the parameters a client keeps"] = 0.5
     prune: Annotated[float, share, "share of the kept weights pruned in the first round; annealed to 0"] = 0.5

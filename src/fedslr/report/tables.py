@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -33,6 +33,13 @@ class Column(NamedTuple):
     key: str
     value: Callable[[Run], float | None]
     show: Callable[[float], str]
+    spread: Callable[[Run], float] | None = None
+    """A deviation within a run, shown instead of that over seeds."""
+
+    def figures(self, runs: Sequence[Run]) -> tuple[float | None, float | None]:
+        """Mean and deviation over the runs of a group."""
+        mean, deviation = mean_and_deviation([self.value(r) for r in runs])
+        return mean, deviation if self.spread is None else fmean(self.spread(r) for r in runs)
 
 
 class Group(NamedTuple):
@@ -44,7 +51,7 @@ class Group(NamedTuple):
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:
     """The finished runs in the given folders, or in folders right below them."""
-    runs = []
+    runs: dict[str, Run] = {}
     for folder in folders:
         if not folder.is_dir():
             raise FedslrError(f"{folder}: no such folder")
@@ -60,34 +67,45 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
                 text = tomllib.loads((home / "config.toml").read_text())
             except (OSError, ValueError) as error:
                 raise FedslrError(f"{home / 'config.toml'}: cannot be read: {error}") from None
-            runs.append(Run(home, flatten(text), summary, records))
-    return runs
+            # The same run twice, by another path or made anew, must not count as two seeds.
+            runs.setdefault(repr(sorted(flatten(text).items())), Run(home, flatten(text), summary, records))
+    return list(runs.values())
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
     """Runs by what varies between them; hyperparameters only where one method has several values of them."""
     keys = sorted({k for r in runs for k in r.config} - NOT_SHOWN)
-    varying = [k for k in keys if len({str(r.config.get(k)) for r in runs}) > 1]
-    within = [
-        k
-        for k in varying
-        if not k.startswith("algorithm.")
-        or k == "algorithm.name"
-        or any(
-            len({str(r.config.get(k)) for r in runs if r.summary["algorithm"] == name}) > 1
-            for name in {r.summary["algorithm"] for r in runs}
-        )
-    ]
-    shown = within if "algorithm.name" in within or within else ["algorithm.name"]
-    groups: dict[tuple[str, ...], Group] = {}
+    shown = [k for k in keys if _varies(k, runs)] or ["algorithm.name"]
+    titles = [_title(k, shown) for k in shown]
+    groups: dict[tuple[Any, ...], Group] = {}
     for run in runs:
-        labels = {k.rpartition(".")[2] if k != "algorithm.name" else "method": _text(run.config.get(k)) for k in shown}
-        groups.setdefault(tuple(labels.values()), Group(labels, [])).runs.append(run)
+        values = tuple(run.config.get(k) for k in shown)
+        labels = dict(zip(titles, map(_text, values), strict=True))
+        groups.setdefault(tuple(map(repr, values)), Group(labels, [])).runs.append(run)
     return list(groups.values())
 
 
+def _varies(key: str, runs: Sequence[Run]) -> bool:
+    if key.startswith("algorithm.") and key != "algorithm.name":
+        names = {r.summary["algorithm"] for r in runs}
+        return any(_varies_over(key, [r for r in runs if r.summary["algorithm"] == name]) for name in names)
+    return _varies_over(key, runs)
+
+
+def _varies_over(key: str, runs: Sequence[Run]) -> bool:
+    return len({repr(r.config.get(key)) for r in runs}) > 1
+
+
+def _title(key: str, shown: Sequence[str]) -> str:
+    """The last part of a key where that is enough to tell it from the others."""
+    if key == "algorithm.name":
+        return "method"
+    last = key.rpartition(".")[2]
+    return last if [k.rpartition(".")[2] for k in shown].count(last) == 1 else key
+
+
 def _text(value: Any) -> str:
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "–" if value is None else " ".join(str(value).split())
 
 
 def columns(pick: str = "last", clients: str = "all") -> list[Column]:
@@ -97,8 +115,7 @@ def columns(pick: str = "last", clients: str = "all") -> list[Column]:
         return lambda run: metrics.accuracy(run.records, pick, clients)[model]
 
     def worst(run: Run) -> float | None:
-        found: Mapping[str, float] | None = run.summary["fairness"]["personal"]
-        return None if found is None else found["worst_decile"]
+        return metrics.worst_decile(run.records, pick, clients)
 
     def percent(value: float) -> str:
         return f"{100 * value:.2f}"
@@ -114,7 +131,13 @@ def columns(pick: str = "last", clients: str = "all") -> list[Column]:
         Column("personal %", "accuracy_personal", accuracy("personal"), percent),
         Column("worst 10th %", "worst_decile_personal", worst, percent),
         Column("size global", "parameters_global", lambda r: r.summary["parameters"]["global"] or None, count),
-        Column("size personal", "parameters_personal", lambda r: r.summary["parameters"]["personal"], count),
+        Column(
+            "size personal",
+            "parameters_personal",
+            lambda r: r.summary["parameters"]["personal"],
+            count,
+            lambda r: r.summary["parameters"]["personal_std"],
+        ),
         Column("down", "bytes_down", lambda r: r.summary["bytes"]["down"], amount),
         Column("up", "bytes_up", lambda r: r.summary["bytes"]["up"], amount),
         Column("GB", "paper_gb", lambda r: r.summary["paper_gb"], gb),
@@ -143,7 +166,7 @@ def table(groups: Sequence[Group], figures: Sequence[Column]) -> Table:
     for one in groups:
         cells = list(one.labels.values())
         for column in figures:
-            mean, deviation = mean_and_deviation([column.value(r) for r in one.runs])
+            mean, deviation = column.figures(one.runs)
             spread = "" if deviation is None or not deviation else f" ± {column.show(deviation)}"
             cells.append("–" if mean is None else column.show(mean) + spread)
         rows.append(cells)
@@ -153,7 +176,7 @@ def table(groups: Sequence[Group], figures: Sequence[Column]) -> Table:
 
 def markdown(made: Table) -> str:
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+        return "| " + " | ".join(c.replace("\\", "\\\\").replace("|", "\\|") for c in cells) + " |"
 
     rule = ["---"] * made.labels + ["---:"] * (len(made.titles) - made.labels)
     return "\n".join([line(made.titles), line(rule), *(line(row) for row in made.rows)]) + "\n"
@@ -184,6 +207,6 @@ def comma_separated(groups: Sequence[Group], figures: Sequence[Column]) -> str:
     for one in groups:
         cells: list[Any] = []
         for column in figures:
-            cells += ["" if v is None else v for v in mean_and_deviation([column.value(r) for r in one.runs])]
+            cells += ["" if v is None else v for v in column.figures(one.runs)]
         writer.writerow([*one.labels.values(), len(one.runs), *cells])
     return out.getvalue()
