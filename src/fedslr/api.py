@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedslr import metrics, schema
-from fedslr.config import DTYPES, Settings, difference, dump
+from fedslr.config import DTYPES, Recipe, Settings, difference, dump
+from fedslr.data import share_out
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError, Interrupted
@@ -150,6 +151,19 @@ def run(
     finally:
         if folder is not None:
             folder.close()
+
+
+def run_recipe(recipe: Recipe, out: Path, **options: Any) -> Result:
+    """Run a recipe in a folder; `options` are those of `run` that are no settings."""
+    return run(
+        recipe.algorithm,
+        share_out(recipe.data),
+        recipe.model.name,
+        out=out,
+        config=recipe.to_toml(),
+        **options,
+        **asdict(recipe.settings),
+    )
 
 
 def open_folder(path: Path, resume: bool, config: str, fixed: Collection[str] = ()) -> RunFolder:

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from rich.table import Table as RichTable
 import fedslr
 from fedslr import api, config, experiments, report, schema
 from fedslr.algorithms import ALGORITHMS
-from fedslr.data import DATASETS, load, published, share_out
+from fedslr.data import DATASETS, load, published
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.record import Record, locked, read_records
 from fedslr.report import tables
@@ -87,34 +87,20 @@ def run(
     request = config.read(recipe, changes or [])
     if diagnostics:
         request = replace(request, settings=replace(request.settings, diagnostics=True))
-    folder = out if out is not None else _home(out, recipe) / request.algorithm.name
-    if not folder.name:
-        raise FedslrError(f"--out: got '{folder}', expected a folder of its own")
+    folder = _home(out, recipe, request.algorithm.name)
     with _Display(request.settings.rounds, folder) as display, _stop_on_signal(display.warn) as stopped:
         try:
-            result = api.run(
-                request.algorithm,
-                share_out(request.data),
-                request.model.name,
-                out=folder,
+            result = api.run_recipe(
+                request,
+                folder,
                 resume=resume,
                 on_round=display.show,
                 should_stop=stopped.__bool__,
                 warn=display.warn,
-                config=request.to_toml(),
-                **asdict(request.settings),
             )
         except Interrupted as stop:
-            again = [
-                "fedslr",
-                "run",
-                str(recipe),
-                *(f"--set={c}" for c in changes or []),
-                "--out",
-                str(folder),
-                "--resume",
-            ]
-            again += ["--diagnostics"] * diagnostics
+            sets = [f"--set={c}" for c in changes or []] + ["--diagnostics"] * diagnostics
+            again = ["fedslr", "run", str(recipe), *sets, "--out", str(folder), "--resume"]
             raise Interrupted(f"{stop}; go on with: {shlex.join(again)}") from None
     _print_summary(result.summary, result.records, request.settings.torch_dtype().itemsize)
     out_console.print(f"results in {folder} (look at {folder / 'report.html'})", soft_wrap=True)
@@ -176,18 +162,26 @@ def show(
     format: Annotated[str, typer.Option(help="text, markdown, csv or latex.")] = "text",
 ) -> None:
     """Put finished runs side by side: mean ± deviation over seeds."""
+    _check_choices(pick, clients)
     runs = tables.find_runs(folders)
-    _print_table(runs, pick, clients, format)
+    made, written = _tables(runs, pick, clients)
+    if format in written:
+        typer.echo(written[format], nl=False)
+    elif format == "text":
+        _print_table(made)
+    else:
+        raise FedslrError(f"--format: got '{format}', expected text, {', '.join(written)}")
     if plot is not None:
         _draw(runs, plot)
 
 
-def _home(out: Path | None, recipe: Path) -> Path:
+def _home(out: Path | None, recipe: Path, part: str = "") -> Path:
+    """The folder that was asked for, or one named after the recipe; a part of it for a single run."""
     if out is not None and not out.name:
         raise FedslrError(f"--out: got '{out}', expected a folder of its own")
     # recipes/demo/x.toml and recipes/paper/x.toml are two experiments.
     group = recipe.parent.name
-    return out or Path("runs") / (f"{group}-{recipe.stem}" if group not in ("", "recipes") else recipe.stem)
+    return out or Path("runs") / (f"{group}-{recipe.stem}" if group not in ("", "recipes") else recipe.stem) / part
 
 
 def _words(text: str) -> list[str]:
@@ -229,11 +223,10 @@ def _experiment(
     done = [job.folder for job, o in zip(made, outcomes, strict=True) if o.error is None]
     if done:
         runs = tables.find_runs(done)
-        _print_table(runs, pick, clients, "text")
-        groups, figures = tables.group(runs), tables.columns(pick, clients)
-        write_durably(home / "table.md", tables.markdown(tables.table(groups, figures)).encode())
-        write_durably(home / "table.tex", tables.latex(tables.table(groups, figures)).encode())
-        write_durably(home / "table.csv", tables.comma_separated(groups, figures).encode())
+        made_table, written = _tables(runs, pick, clients)
+        _print_table(made_table)
+        for format, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
+            write_durably(home / f"table.{suffix}", written[format].encode())
         _draw(runs, home / "accuracy.png", quiet=True)
         out_console.print(f"results in {home} (table.md, table.csv, table.tex, accuracy.png)", soft_wrap=True)
     if failed:
@@ -246,20 +239,19 @@ def _check_choices(pick: str, clients: str) -> None:
             raise FedslrError(f"--{name}: got '{value}', expected {' or '.join(known)}")
 
 
-def _print_table(runs: list[tables.Run], pick: str, clients: str, format: str) -> None:
-    _check_choices(pick, clients)
+def _tables(runs: list[tables.Run], pick: str, clients: str) -> tuple[tables.Table, dict[str, str]]:
+    """The table of some runs, and the same in every format it is written in."""
     groups, figures = tables.group(runs), tables.columns(pick, clients)
     made = tables.table(groups, figures)
-    writers = {
-        "markdown": lambda: tables.markdown(made),
-        "csv": lambda: tables.comma_separated(groups, figures),
-        "latex": lambda: tables.latex(made),
+    written = {
+        "markdown": tables.markdown(made),
+        "csv": tables.comma_separated(groups, figures),
+        "latex": tables.latex(made),
     }
-    if format in writers:
-        typer.echo(writers[format](), nl=False)
-        return
-    if format != "text":
-        raise FedslrError(f"--format: got '{format}', expected text, {', '.join(writers)}")
+    return made, written
+
+
+def _print_table(made: tables.Table) -> None:
     drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for i, title in enumerate(made.titles):
         label = i < made.labels

@@ -108,7 +108,7 @@ class Recipe:
     model: ModelOptions
     methods: Mapping[str, Algorithm[Any, Any]] = dataclasses.field(default_factory=dict)
     """Methods to compare with, with the hyperparameters the recipe gives them."""
-    compare: CompareOptions = dataclasses.field(default_factory=lambda: CompareOptions())
+    compare: CompareOptions = dataclasses.field(default_factory=CompareOptions)
     sweep: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     fixed_split: bool = False
     """Whether the recipe gives the split a seed of its own, which then stays when the run's seed changes."""
@@ -193,12 +193,11 @@ def _experiment(table: Mapping[str, Any]) -> dict[str, Any]:
             raise FedslrError(f"compare.{key}: got {schema.show(values)}, expected a list of {words}")
     for name in given.get("methods", []):
         make_algorithm({"name": name}, "compare.methods")
-    compare = schema.build(CompareOptions, {}, "compare")
     if unknown := [k for k in given if k not in schema.fields(CompareOptions)]:
         raise FedslrError(
             f"unknown key '{unknown[0]}' in compare; {suggest(unknown[0], schema.fields(CompareOptions))}"
         )
-    compare = dataclasses.replace(compare, **{k: tuple(v) for k, v in given.items()})
+    compare = CompareOptions(**{k: tuple(v) for k, v in given.items()})
     for key, values in table.get("sweep", {}).items():
         if not isinstance(values, list) or not values:
             raise FedslrError(f"sweep.{key}: got {schema.show(values)}, expected a list of values")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
@@ -25,7 +25,6 @@ import torch
 from fedslr import api, config, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Recipe
-from fedslr.data import share_out
 from fedslr.errors import FedslrError, Interrupted, suggest
 from fedslr.record import Record
 from fedslr.schema import seed_range
@@ -154,17 +153,13 @@ def _run(job: Job, on_progress: Callable[[Progress], None], should_stop: Callabl
         on_progress(Progress(job.name, record.round, record.accuracy_global, record.accuracy_personal))
 
     try:
-        api.run(
-            job.recipe.algorithm,
-            share_out(job.recipe.data),
-            job.recipe.model.name,
-            out=job.folder,
+        api.run_recipe(
+            job.recipe,
+            job.folder,
             resume=job.folder.exists(),
             on_round=told,
             should_stop=should_stop,
             warn=lambda text: None,
-            config=job.recipe.to_toml(),
-            **asdict(job.recipe.settings),
         )
         return Outcome(job.name)
     except Interrupted:

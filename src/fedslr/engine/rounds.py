@@ -237,7 +237,7 @@ class Simulation:
         for client in self.federation.clients:
             for part in (client.x, client.y, client.x_test, client.y_test):
                 digest.update(str(tuple(part.shape)).encode())
-                digest.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                digest.update(_bytes(part))
         return digest.hexdigest()
 
     @functools.cached_property
@@ -246,7 +246,7 @@ class Simulation:
         digest = hashlib.sha256(repr(self.task.model).encode())
         for name, x in self.task.model.state_dict().items():
             if name not in self.start:
-                digest.update(name.encode() + x.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                digest.update(name.encode() + _bytes(x))
         return digest.hexdigest()
 
     def save(self) -> None:
@@ -296,6 +296,11 @@ class Simulation:
         same = before == {k: (tuple(x.shape), x.dtype) for k, x in self.start.items()}
         if not same or generation.notes["model"] != self.model_fingerprint:
             raise CheckpointError("resume: the model is not the one this run began with")
+
+
+def _bytes(x: torch.Tensor) -> bytes:
+    """What a tensor is made of, whatever its element type."""
+    return x.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def round_to_us(seconds: float) -> float:
