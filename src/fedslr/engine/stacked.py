@@ -1,0 +1,237 @@
+"""A model of many clients at once: every parameter has a leading axis of clients, every client its own batch.
+
+`stack` rewrites a model's graph layer by layer. Activations are (clients, samples, height, width, channels), so that
+what a convolution gathers lies together; group norm, the residual it is added to and the ReLU after it are one kernel.
+Models made of other layers than the ones here are not rewritten (`stack` gives None); engines then vectorize them with
+`torch.vmap`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fedslr.types import Params
+
+Network = Callable[[Params, Tensor], Tensor]
+"""Stacked parameters and inputs (clients, samples, channels, height, width) to outputs (clients, samples, classes)."""
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+class _Conv(torch.autograd.Function):
+    """A convolution whose weights are rounded to the activations' type, and their gradient is not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, stride: int, padding: int, precision: str) -> Tensor:
+        from fedslr.engine import kernels
+
+        rounded = w.to(x.dtype).permute(0, 1, 3, 4, 2).contiguous()
+        ctx.save_for_backward(x, rounded)
+        ctx.how = stride, padding, precision
+        return kernels.forward(x, rounded, stride, padding, precision)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+        from fedslr.engine import kernels
+
+        x, w = ctx.saved_tensors
+        dy = dy.contiguous()
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = kernels.input_gradient(dy, w, x.shape[2], x.shape[3], *ctx.how)
+        dw = kernels.weight_gradient(dy, x, w.shape[2], w.shape[3], *ctx.how)
+        return dx, dw.permute(0, 1, 4, 2, 3), None, None, None
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int, eps: float, relu: bool
+    ) -> Tensor:
+        from fedslr.engine import kernels
+
+        y, mean, rstd = kernels.norm_forward(x, weight, bias, residual, groups, eps, relu)
+        ctx.save_for_backward(x, weight, y, mean, rstd)
+        ctx.how = residual is not None, relu
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+        from fedslr.engine import kernels
+
+        dx, dw, db, dr = kernels.norm_backward(dy.contiguous(), *ctx.saved_tensors, *ctx.how)
+        return dx, dw, db, dr, None, None, None
+
+
+def _conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, precision: str) -> Tensor:
+    y: Tensor = _Conv.apply(x, w, stride, padding, precision)
+    return y if bias is None else y + bias.to(y.dtype)[:, None, None, None, :]
+
+
+def _norm(
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int, eps: float, relu: bool
+) -> Tensor:
+    y: Tensor = _Norm.apply(x, weight, bias, residual, groups, eps, relu)
+    return y
+
+
+def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    y = torch.bmm(x.to(w.dtype), w.mT)
+    return y if bias is None else y + bias[:, None, :]
+
+
+def _flatten(x: Tensor) -> Tensor:
+    """As the model's own flattening orders it: channels first."""
+    return x.movedim(-1, 2).flatten(2) if x.ndim == 5 else x.flatten(2)
+
+
+def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    images = x.flatten(0, 1).movedim(-1, 1)
+    return F.max_pool2d(images, *args, **kwargs).movedim(1, -1).unflatten(0, x.shape[:2]).contiguous()
+
+
+# --- rewriting -------------------------------------------------------------------------------------------------------
+
+
+class _Unknown(Exception):
+    """A layer that has no rule here."""
+
+
+RELUS = (F.relu, torch.relu, nn.ReLU, "relu")
+ADDS = (operator.add, torch.add, "add")
+
+
+def _what(node: fx.Node, modules: dict[str, nn.Module]) -> Any:
+    """A node's function, the type of its module, or the name of its method."""
+    return type(modules[str(node.target)]) if node.op == "call_module" else node.target
+
+
+def _pair(value: Any) -> int:
+    """The one number of a square pair."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, tuple) and len(set(value)) == 1:
+        return int(value[0])
+    raise _Unknown
+
+
+class _Rewriter:
+    """Walks a traced model and writes the graph of its stacked form."""
+
+    def __init__(self, model: nn.Module, precision: str) -> None:
+        self.traced = fx.symbolic_trace(model)
+        self.modules = dict(self.traced.named_modules())
+        for node in list(self.traced.graph.nodes):
+            if node.op == "call_module" and isinstance(self.modules[str(node.target)], nn.Identity):
+                node.replace_all_uses_with(node.args[0])
+                self.traced.graph.erase_node(node)
+        self.precision = precision
+        self.graph = fx.Graph()
+        self.params = self.graph.placeholder("params")
+        self.made: dict[fx.Node, fx.Node | None] = {}
+
+    def write(self) -> fx.Graph:
+        for node in self.traced.graph.nodes:
+            if node not in self.made:
+                self.made[node] = self._node(node)
+        return self.graph
+
+    def _new(self, node: Any) -> Any:
+        return self.made[node] if isinstance(node, fx.Node) else node
+
+    def _param(self, layer: str, name: str, module: nn.Module) -> fx.Node | None:
+        if getattr(module, name) is None:
+            return None
+        return self.graph.call_function(operator.getitem, (self.params, f"{layer}.{name}"))
+
+    def _node(self, node: fx.Node) -> fx.Node | None:
+        if node.op == "placeholder":
+            x = self.graph.placeholder("x")
+            return self.graph.call_function(_channels_last, (x, self.precision))
+        if node.op == "output":
+            return self.graph.output(self._new(node.args[0]))
+        what = _what(node, self.modules)
+        first = self._new(node.args[0]) if node.args else None
+        if node.op == "call_module":
+            return self._layer(node, str(node.target), self.modules[str(node.target)], first)
+        if what in RELUS:
+            return self.graph.call_function(torch.relu, (first,))
+        if what in ADDS and all(isinstance(a, fx.Node) for a in node.args) and len(node.args) == 2:
+            return self.graph.call_function(torch.add, (first, self._new(node.args[1])))
+        if what in ("mean", torch.mean) and node.args[1:] in (((2, 3),), ((-2, -1),)) and not node.kwargs:
+            return self.graph.call_function(torch.mean, (first, (2, 3)))
+        if what in ("flatten", torch.flatten) and node.args[1:] == (1,) and not node.kwargs:
+            return self.graph.call_function(_flatten, (first,))
+        if what is F.max_pool2d:
+            return self.graph.call_function(_max_pool, (first, *node.args[1:]), dict(node.kwargs))
+        raise _Unknown
+
+    def _layer(self, node: fx.Node, name: str, layer: nn.Module, x: Any) -> fx.Node | None:
+        if isinstance(layer, nn.ReLU):
+            return self.graph.call_function(torch.relu, (x,))
+        if isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
+            return self.graph.call_function(_flatten, (x,))
+        if isinstance(layer, nn.Linear):
+            return self.graph.call_function(
+                _linear, (x, self._param(name, "weight", layer), self._param(name, "bias", layer))
+            )
+        if isinstance(layer, nn.Conv2d):
+            plain = layer.groups == 1 and _pair(layer.dilation) == 1 and layer.padding_mode == "zeros"
+            if not plain or isinstance(layer.padding, str):
+                raise _Unknown
+            parts = (self._param(name, "weight", layer), self._param(name, "bias", layer))
+            how = (_pair(layer.stride), _pair(layer.padding), self.precision)
+            return self.graph.call_function(_conv, (x, *parts, *how))
+        if isinstance(layer, nn.GroupNorm) and layer.affine:
+            return self._normalize(node, name, layer, x)
+        raise _Unknown
+
+    def _normalize(self, node: fx.Node, name: str, layer: nn.GroupNorm, x: Any) -> fx.Node | None:
+        """Group norm, with the sum and the ReLU that nobody else looks behind."""
+        last, residual, relu = node, None, False
+        follower = self._only_user(node)
+        if follower is not None and _what(follower, self.modules) in ADDS:
+            other = next((a for a in follower.args if a is not node), None)
+            if isinstance(other, fx.Node) and other in self.made:
+                after = self._only_user(follower)
+                if after is not None and _what(after, self.modules) in RELUS:
+                    last, residual, relu = after, self.made[other], True
+        elif follower is not None and _what(follower, self.modules) in RELUS:
+            last, relu = follower, True
+        parts = (self._param(name, "weight", layer), self._param(name, "bias", layer))
+        made = self.graph.call_function(_norm, (x, *parts, residual, layer.num_groups, layer.eps, relu))
+        if last is not node:
+            if residual is not None and follower is not None:
+                self.made[follower] = made
+            self.made[last] = made
+        return made
+
+    @staticmethod
+    def _only_user(node: fx.Node) -> fx.Node | None:
+        return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _channels_last(x: Tensor, precision: str) -> Tensor:
+    """Inputs as activations: (clients, samples, H, W, channels) in the type that is multiplied."""
+    if x.ndim == 5:
+        x = x.movedim(2, -1)
+    return x.to(torch.bfloat16).contiguous() if precision == "bf16" else x.contiguous()
+
+
+def stack(model: nn.Module, precision: str) -> Network | None:
+    """The model for stacked parameters; None if it has a layer without a rule here."""
+    try:
+        rewriter = _Rewriter(model, precision)
+        graph = rewriter.write()
+    except (_Unknown, fx.proxy.TraceError, TypeError, ValueError):
+        return None
+    graph.lint()
+    module = fx.GraphModule(nn.Module(), graph)
+    return module  # type: ignore[return-value]
