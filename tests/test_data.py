@@ -197,7 +197,8 @@ def test_own_arrays_of_many_kinds():
             }
         ]
     )
-    assert float(images.clients[0].x.max()) == 1.0
+    assert images.clients[0].x.dtype == torch.uint8
+    assert float(images.inputs(images.clients[0].x).max()) == 1.0
 
 
 def broken(change):

@@ -102,7 +102,7 @@ def share_out(options: DataOptions) -> Federation:
             f"data.test_samples: got {size}, too few to follow a client's labels: all test sets are empty"
         )
     padding = data.crop_padding if options.augment else 0
-    return Federation(clients, data.num_classes, options.name, asdict(options), padding)
+    return Federation(clients, data.num_classes, options.name, asdict(options), padding, data.normalization)
 
 
 __all__ = ["DATASETS", "ClientData", "DataOptions", "Federation", "load", "share_out"]

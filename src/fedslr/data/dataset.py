@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedslr.data.normalization import Normalization
+
 
 class Dataset(NamedTuple):
     """Pooled data, before they are split over clients."""
@@ -19,3 +21,5 @@ class Dataset(NamedTuple):
     """How many test samples a client gets unless told otherwise."""
     crop_padding: int = 0
     """Zero pixels around an image for random crops; 0 where training images are taken as they are."""
+    normalization: Normalization | None = None
+    """How 8-bit images become numbers; None where inputs are taken as they are."""

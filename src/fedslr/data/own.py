@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.model_selection import train_test_split
 
+from fedslr.data import cache
 from fedslr.data.dataset import Dataset
 from fedslr.data.federation import PARTS, Federation
-from fedslr.data.images import normalized, read_images
+from fedslr.data.images import pooled, read_images
+from fedslr.data.normalization import Normalization
 from fedslr.errors import FedslrError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -40,16 +42,35 @@ def image_folder(root: Path) -> Dataset:
             raise FedslrError(f"{root}: every class needs at least two images, one of them to test on")
         parts = train_test_split(np.arange(len(paths)), test_size=0.2, stratify=labels, random_state=0)
         (train, y), (test, y_test) = (([paths[i] for i in part], labels[part]) for part in parts)
-    images, test_images = read_images(train), read_images(test)
-    if images.shape[1:] != test_images.shape[1:]:
-        raise FedslrError(f"{root}: training and test images differ in size")
-    mean, deviation = images.mean((0, 2, 3)) / 255, images.std((0, 2, 3)) / 255 + 1e-6
-    x, x_test = normalized(images, mean, deviation), normalized(test_images, mean, deviation)
-    return Dataset(x, torch.from_numpy(y), x_test, torch.from_numpy(y_test), len(names), 100)
+
+    def decode() -> cache.Arrays:
+        x, x_test = read_images(train), read_images(test)
+        if x.shape[1:] != x_test.shape[1:]:
+            raise FedslrError(f"{root}: training and test images differ in size")
+        mean, deviation = channel_statistics(x)
+        return {"x": x, "y": y, "x_test": x_test, "y_test": y_test, "mean": mean, "deviation": deviation}
+
+    # Beside the folder, not in it: there every folder is a class.
+    home = root.resolve()
+    arrays = cache.kept(home.parent, f"imagefolder-{home.name}", root, [*train, *test], decode)
+    mean, deviation = (tuple(arrays[name].tolist()) for name in ("mean", "deviation"))
+    return pooled(arrays, len(names), Normalization(mean, deviation))
+
+
+def channel_statistics(images: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Mean and deviation of every channel's pixels as numbers from 0 to 1, from counts of the 256 values there are."""
+    counts = np.zeros((images.shape[1], 256))
+    for some in np.array_split(images, len(images) // 1000 + 1):
+        counts += [np.bincount(some[:, channel].ravel(), minlength=256) for channel in range(len(counts))]
+    values, shares = np.arange(256), counts / counts[0].sum()
+    mean = (counts @ values) / counts[0].sum()
+    deviation = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))
+    return mean / 255, deviation / 255 + 1e-6
 
 
 def _classes(folder: Path) -> list[str]:
-    names = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    found = folder.iterdir() if folder.is_dir() else ()
+    names = sorted(p.name for p in found if p.is_dir() and p.name != cache.FOLDER)
     if len(names) < 2:
         raise FedslrError(f"data.name: {folder} has {len(names)} class folders, expected at least two")
     return names
@@ -116,7 +137,7 @@ def _require(
 
 
 def _named(federation: Federation, path: Path) -> Federation:
-    return Federation(federation.clients, federation.num_classes, path.stem)
+    return replace(federation, name=path.stem)
 
 
 # --- LEAF -----------------------------------------------------------------------------------------------------------
@@ -133,8 +154,7 @@ def femnist(root: Path) -> Federation:
     for writer in writers:
         (x, y), (x_test, y_test) = train[writer], test[writer]
         clients.append({"x": x, "y": y, "x_test": x_test, "y_test": y_test})
-    federation = Federation.from_arrays(clients, num_classes=62)
-    return Federation(federation.clients, 62, "femnist")
+    return Federation.from_arrays(clients, num_classes=62, name="femnist")
 
 
 def _leaf(folder: Path) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
