@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -165,7 +166,7 @@ class _Hashed:
 
 
 def _write(home: Path, name: str, array: Array) -> Entry:
-    beside = home / f".{name}.{os.getpid()}.tmp"
+    beside = home / f".{name}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
         with beside.open("wb") as file:
             hashed = _Hashed(file)

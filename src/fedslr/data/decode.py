@@ -19,6 +19,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 Array = np.ndarray[Any, Any]
+Size = tuple[int, ...]
+"""Height and width."""
 UNREADABLE = (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
@@ -37,7 +39,7 @@ def read_image(path: Path) -> Array:
     return pixels.transpose(2, 0, 1)
 
 
-def image_size(path: Path) -> tuple[int, int]:
+def image_size(path: Path) -> Size:
     """Height and width, without decoding."""
     try:
         with Image.open(path) as image:
@@ -46,12 +48,16 @@ def image_size(path: Path) -> tuple[int, int]:
         raise ValueError(f"{path}: is no readable image ({_reason(error)})") from None
 
 
-def read_sized(path: Path, height: int, width: int) -> Array:
+def read_sized(path: Path, size: Size) -> Array:
     """An image that must have this size."""
     image = read_image(path)
-    if image.shape[1:] != (height, width):
-        raise WrongSize(f"{path}: is {image.shape[2]}×{image.shape[1]}, expected {width}×{height}")
+    require_size(path, image.shape[1:], size)
     return image
+
+
+def require_size(path: Path, found: Size, expected: Size) -> None:
+    if found != expected:
+        raise WrongSize(f"{path}: is {found[1]}×{found[0]}, expected {expected[1]}×{expected[0]}")
 
 
 def _reason(error: BaseException) -> str:
@@ -60,13 +66,13 @@ def _reason(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error).split("\n")[0]
 
 
-def main(height: int, width: int) -> int:
+def main(size: Size) -> int:
     # Ctrl-C reaches the whole process group; it is for the process that reads from this one to answer it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     paths = [Path(os.fsdecode(name)) for name in sys.stdin.buffer.read().split(b"\0") if name]
     try:
         for path in paths:
-            sys.stdout.buffer.write(read_sized(path, height, width).tobytes())
+            sys.stdout.buffer.write(read_sized(path, size).tobytes())
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,4 +85,4 @@ def main(height: int, width: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main((int(sys.argv[1]), int(sys.argv[2]))))

@@ -177,30 +177,32 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None) -> A
     try:
         height, width = size or decode.image_size(paths[0])
         out = np.empty((len(paths), 3, height, width), np.uint8)
-        if len(paths) < FEW or not _decode_in_processes(paths, out):
-            _decode_in_threads(paths, out)
+        try:
+            if len(paths) < FEW or not _decode_in_processes(paths, out):
+                _decode_in_threads(paths, out)
+        except decode.WrongSize:
+            _require_one_size(paths, size)
+            raise
         return out
-    except decode.WrongSize as error:
-        raise FedslrError(str(error) if size else _odd_one(paths)) from None
     except MemoryError:
         raise FedslrError(f"{paths[0]}: {len(paths)} images of {width}×{height} do not fit into memory") from None
     except ValueError as error:
         raise FedslrError(str(error)) from None
 
 
-def _odd_one(paths: Sequence[Path]) -> str:
-    """Which image is to blame where sizes differ: the first that is not as large as most."""
+def _require_one_size(paths: Sequence[Path], size: tuple[int, int] | None) -> None:
+    """Blame the right image where sizes differ: the first that is not as large as most."""
     sizes = [decode.image_size(path) for path in paths]
-    common = Counter(sizes).most_common(1)[0][0]
-    path, (height, width) = next((p, s) for p, s in zip(paths, sizes, strict=True) if s != common)
-    return f"{path}: is {width}×{height}, expected {common[1]}×{common[0]}"
+    expected = size or Counter(sizes).most_common(1)[0][0]
+    for path, found in zip(paths, sizes, strict=True):
+        decode.require_size(path, found, expected)
 
 
 def _decode_in_threads(paths: Sequence[Path], out: Array) -> None:
     """For a few images, which may be large: Pillow lets go of the interpreter's lock only while it decodes."""
 
     def fill(i: int) -> None:
-        out[i] = decode.read_sized(paths[i], *out.shape[2:])
+        out[i] = decode.read_sized(paths[i], out.shape[2:])
 
     with ThreadPoolExecutor() as pool:
         for done, _ in enumerate(pool.map(fill, range(len(paths))), 1):

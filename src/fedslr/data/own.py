@@ -146,23 +146,47 @@ def _named(federation: Federation, path: Path) -> Federation:
 def femnist(root: Path) -> Federation:
     """Handwritten characters by writer, from LEAF's JSON (Caldas et al., 2018) in ROOT/femnist/train and …/test."""
     folder = root / "femnist"
+    files = [path for part in ("train", "test") for path in _json_files(folder / part)]
+    arrays = cache.kept(root, "femnist", folder, files, lambda: _read_femnist(folder))
+    ends, ends_test = (np.cumsum(arrays[sizes])[:-1] for sizes in ("sizes", "sizes_test"))
+    parts = [np.split(arrays[part], ends_test if part.endswith("test") else ends) for part in PARTS]
+    clients = [dict(zip(PARTS, mine, strict=True)) for mine in zip(*parts, strict=True)]
+    return Federation.from_arrays(clients, num_classes=62, name="femnist")
+
+
+def _read_femnist(folder: Path) -> cache.Arrays:
+    """All writers one after another, and how many samples each has."""
     train, test = (_leaf(folder / part) for part in ("train", "test"))
     writers = sorted(set(train) & set(test))
     if not writers:
         raise FedslrError(f"data.root: {folder} has no writer with training and test data")
-    clients = []
-    for writer in writers:
-        (x, y), (x_test, y_test) = train[writer], test[writer]
-        clients.append({"x": x, "y": y, "x_test": x_test, "y_test": y_test})
-    return Federation.from_arrays(clients, num_classes=62, name="femnist")
+    arrays: cache.Arrays = {}
+    for suffix, part in (("", train), ("_test", test)):
+        x, y = zip(*(part[writer] for writer in writers), strict=True)
+        arrays |= {f"x{suffix}": np.concatenate(x), f"y{suffix}": np.concatenate(y)}
+        arrays[f"sizes{suffix}"] = np.array([len(labels) for labels in y])
+    x, x_test = _pixels(arrays["x"]), _pixels(arrays["x_test"])
+    return arrays if x is None or x_test is None else {**arrays, "x": x, "x_test": x_test}
 
 
-def _leaf(folder: Path) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+def _pixels(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """The 8-bit image whose 255th parts these numbers are; None if there is none."""
+    if not (x.size and x.min() >= 0 and x.max() <= 1):
+        return None
+    pixels = np.rint(x * 255).astype(np.uint8)
+    return pixels if np.array_equal(pixels / np.float32(255), x) else None
+
+
+def _json_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise FedslrError(f"data.root: {folder} has no .json files; make them with LEAF's femnist preprocessing")
+    return files
+
+
+def _leaf(folder: Path) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     out: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
-    for path in files:
+    for path in _json_files(folder):
         try:
             users: Mapping[str, Any] = json.loads(path.read_bytes())["user_data"]
             for user, data in users.items():
