@@ -5,7 +5,6 @@ A split takes labels and gives every client an array of sample indices; all clie
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from typing import Any
 
@@ -55,32 +54,36 @@ def by_priors(
     pools = [rng.permutation(np.flatnonzero(labels == c)).tolist() for c in range(classes)]
     taken = [0] * classes
     live = np.array([len(pool) > 0 for pool in pools])
-    cumulative = _cumulative(priors, live)
+    cumulative, below = _cumulative(priors, live)
     chosen: list[list[int]] = [[] for _ in range(clients)]
     open_clients = list(range(clients))
-    for pick, draw in rng.random((clients * each, 2)).tolist():
+    picks, draws = rng.random((clients * each, 2)).T.tolist()
+    for pick, draw in zip(picks, draws, strict=True):
         slot = int(pick * len(open_clients))
         client = open_clients[slot]
         row = cumulative[client]
-        label = bisect_right(row, min(draw * row[-1], math.nextafter(row[-1], 0.0)))
+        label = bisect_right(row, min(draw * row[-1], below[client]))
         chosen[client].append(pools[label][taken[label] % len(pools[label])])
         taken[label] += 1
         if not reuse and taken[label] == len(pools[label]):
             live[label] = False
-            cumulative = _cumulative(priors, live)
+            cumulative, below = _cumulative(priors, live)
         if len(chosen[client]) == each:
             open_clients[slot] = open_clients[-1]
             open_clients.pop()
     return [np.array(indices, np.int64) for indices in chosen]
 
 
-def _cumulative(priors: np.ndarray[Any, Any], live: np.ndarray[Any, Any]) -> list[list[float]]:
-    """Cumulative priors over the classes that are left; a client with none of its own left takes any."""
+def _cumulative(priors: np.ndarray[Any, Any], live: np.ndarray[Any, Any]) -> tuple[list[list[float]], list[float]]:
+    """Cumulative priors over the classes that are left, and the largest numbers below their totals.
+
+    A client with none of its own left takes any.
+    """
     left = priors * live
     left[left.sum(axis=1) <= 0] = live
     # Dead classes have no width, and the last live one ends at the total: a draw below it can land on live ones only.
-    rows: list[list[float]] = np.cumsum(left, axis=1).tolist()
-    return rows
+    sums = np.cumsum(left, axis=1)
+    return sums.tolist(), np.nextafter(sums[:, -1], 0.0).tolist()
 
 
 def matching_test_set(train_labels: Indices, test_labels: Indices, size: int, classes: int, rng: Generator) -> Indices:
