@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -14,9 +15,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
+from rich.progress import Progress
 
 import fedslr
-from fedslr.data import cache, images, own
+from fedslr import cli
+from fedslr.data import DataOptions, cache, images, own, prepare
 from fedslr.data.images import cifar10, read_images, tinyimagenet
 from test_images import write_cifar10, write_tiny
 from test_own_data import write_cifar10_pickles, write_images, write_leaf
@@ -308,3 +312,32 @@ def test_tinyimagenet_by_processes(tmp_path, monkeypatch):
         few = tinyimagenet(tmp_path)
         monkeypatch.setattr(images, "FEW", 1)
         assert torch.equal(tinyimagenet(tmp_path).x, few.x)
+
+
+def test_the_decoding_of_many_images_is_shown_and_goes_away():
+    said = io.StringIO()
+    console = Console(file=said, force_terminal=True, width=100)
+    with Progress("{task.description} {task.completed}/{task.total}", console=console) as progress:
+        show = cli._Decoding(progress)
+        show(3, cli.MANY - 1)
+        assert progress.tasks == []
+        for done in (0, 700, cli.MANY):
+            show(done, cli.MANY)
+            progress.refresh()
+        assert progress.tasks == []
+    assert "decoding images 700/2000" in said.getvalue()
+
+
+def test_what_several_processes_need_is_decoded_before(tmp_path, decoded):
+    for source, name in (
+        ("cifar10", "cifar10"),
+        ("imagefolder", f"imagefolder:{tmp_path / 'animals'}"),
+        ("femnist",) * 2,
+    ):
+        write, load = SOURCES[source]
+        write(tmp_path)
+        prepare(DataOptions(name, root=str(tmp_path)))
+        assert decoded
+        decoded.clear()
+        load(tmp_path)
+        assert decoded == []

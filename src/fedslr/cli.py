@@ -219,7 +219,12 @@ def _experiment(
     experiments.require_fresh(made, resume)
     if (home / "config.toml").exists():
         raise FedslrError(f"out: {home} is the folder of a single run; choose another")
-    with locked(home), _ManyDisplay(made) as display, _stop_on_signal(display.warn) as stopped:
+    with (
+        locked(home),
+        _ManyDisplay(made) as display,
+        reporting(_Decoding(display.progress)),
+        _stop_on_signal(display.warn) as stopped,
+    ):
         workers = jobs or experiments.default_workers()
         outcomes = experiments.execute(made, workers, display.show, stopped.__bool__)
     if any(o.interrupted for o in outcomes):

@@ -74,6 +74,12 @@ def load(name: str = "digits", **options: Any) -> Federation:
     return share_out(schema.build(DataOptions, {"name": name, "seed": 0, **options}, "data"))
 
 
+def prepare(options: DataOptions) -> None:
+    """Decode a dataset to its cache, for processes that are about to need it all at once."""
+    if options.pooled() is None and options.name in FEDERATIONS:
+        options.natural()
+
+
 def share_out(options: DataOptions) -> Federation:
     """Split a dataset over clients; every client's test set follows its training labels.
 
@@ -105,4 +111,4 @@ def share_out(options: DataOptions) -> Federation:
     return Federation(clients, data.num_classes, options.name, asdict(options), padding, data.normalization)
 
 
-__all__ = ["DATASETS", "ClientData", "DataOptions", "Federation", "load", "share_out"]
+__all__ = ["DATASETS", "ClientData", "DataOptions", "Federation", "load", "prepare", "share_out"]
