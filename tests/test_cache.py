@@ -247,6 +247,14 @@ def test_only_old_leftovers_are_removed(tmp_path):
     assert {p.name for p in home.iterdir() if not p.name.endswith((".npy", ".json"))} == {".x.2.tmp", "mine.txt"}
 
 
+def test_a_cache_is_no_class_of_images(tmp_path):
+    write_images(tmp_path / "animals")
+    image_folder(tmp_path)
+    assert (tmp_path / cache.FOLDER).is_dir()
+    with pytest.raises(fedslr.FedslrError, match="has 1 class folders"):
+        own.image_folder(tmp_path)
+
+
 def test_verify_reads_the_source_itself(tmp_path, command, monkeypatch):
     """Bits that rot leave a file's size and time as they were."""
     write_cifar10(tmp_path)

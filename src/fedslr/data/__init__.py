@@ -102,7 +102,7 @@ def share_out(options: DataOptions) -> Federation:
     clients = []
     for mine in held:
         test = splits.matching_test_set(train_labels[mine], test_labels, size, data.num_classes, rng)
-        clients.append(ClientData(data.x[mine], data.y[mine], data.x_test[test], data.y_test[test]))
+        clients.append(data.client(mine, test))
     if not any(len(c.y_test) for c in clients):
         raise FedslrError(
             f"data.test_samples: got {size}, too few to follow a client's labels: all test sets are empty"

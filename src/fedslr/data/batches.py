@@ -60,7 +60,7 @@ class ShuffledData:
         rng = seeds.generator(seeds.SHUFFLE, *self._key, phase)
         for _ in range(count):
             shuffle = torch.from_numpy(rng.permutation(self.num_examples)).to(self._y.device)
-            x = inputs(self._x[shuffle], self._normalization, self._dtype)
+            x = inputs(self._x.index_select(0, shuffle), self._normalization, self._dtype)
             if self._crop_padding:
                 x = flip_and_crop(x, self._crop_padding, rng)
             yield self._cut(x, self._y[shuffle])

@@ -82,10 +82,12 @@ def kept(root: Path, name: str, base: Path, files: Iterable[Path], decode: Calla
 def _key(base: Path, files: Iterable[Path]) -> str | None:
     """Names, sizes and times of the sources in one number; None if they cannot be looked at."""
     digest = hashlib.sha256()
+    # What `relative_to` does, which takes a second for a hundred thousand files.
+    start = len(os.fsencode(base / "_")) - 1
     try:
         for path in files:
             found = path.stat()
-            digest.update(os.fsencode(path.relative_to(base)))
+            digest.update(os.fsencode(path)[start:])
             digest.update(f"\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
     except OSError:
         return None

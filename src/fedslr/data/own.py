@@ -19,7 +19,7 @@ from sklearn.model_selection import train_test_split
 from fedslr.data import cache
 from fedslr.data.dataset import Dataset
 from fedslr.data.federation import PARTS, Federation
-from fedslr.data.images import pooled, read_images
+from fedslr.data.images import by_name, pooled, read_images
 from fedslr.data.normalization import Normalization
 from fedslr.errors import FedslrError
 
@@ -79,7 +79,7 @@ def _classes(folder: Path) -> list[str]:
 def _list(folder: Path, names: Sequence[str]) -> tuple[list[Path], np.ndarray[Any, Any]]:
     paths, labels = [], []
     for label, name in enumerate(names):
-        found = sorted(p for p in (folder / name).glob("*") if p.suffix.lower() in SUFFIXES)
+        found = by_name(p for p in (folder / name).glob("*") if p.suffix.lower() in SUFFIXES)
         if not found:
             raise FedslrError(f"{folder / name}: has no images ({', '.join(SUFFIXES[:3])}, …)")
         paths += found
