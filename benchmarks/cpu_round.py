@@ -39,7 +39,7 @@ def bare_rounds(federation: fedslr.Federation, settings: Settings) -> Iterator[n
         total: dict[str, torch.Tensor] = {}
         weights = 0
         for c in cohort.draw(cohort.uniform, 10, sizes, settings.seed, t):
-            x, y = federation.clients[c].x, federation.clients[c].y
+            x, y = federation.inputs(federation.clients[c].x), federation.clients[c].y
             worker.load_state_dict(model.state_dict())
             optimizer = torch.optim.SGD(worker.parameters(), lr=lr, weight_decay=DECAY)
             shuffles = seeds.generator(seeds.SHUFFLE, settings.seed, t, c, 0)

@@ -48,6 +48,52 @@ def test_iid_is_disjoint_and_equal(clients, seed):
     assert len(np.unique(np.concatenate(held))) == each * clients
 
 
+def drawn_with_arrays(labels, priors, each, rng, reuse):
+    """What `by_priors` does, one numpy call after another."""
+
+    def cumulative():
+        left = priors * live
+        left[left.sum(axis=1) <= 0] = live
+        return np.cumsum(left, axis=1)
+
+    pools = [rng.permutation(np.flatnonzero(labels == c)) for c in range(priors.shape[1])]
+    taken, live = np.zeros(len(pools), int), np.array([len(pool) > 0 for pool in pools])
+    sums, chosen, open_clients = cumulative(), [[] for _ in priors], list(range(len(priors)))
+    for pick, draw in rng.random((len(priors) * each, 2)):
+        slot = int(pick * len(open_clients))
+        client = open_clients[slot]
+        total = sums[client, -1]
+        label = int(np.searchsorted(sums[client], min(draw * total, np.nextafter(total, 0.0)), side="right"))
+        chosen[client].append(int(pools[label][taken[label] % len(pools[label])]))
+        taken[label] += 1
+        if not reuse and taken[label] == len(pools[label]):
+            live[label] = False
+            sums = cumulative()
+        if len(chosen[client]) == each:
+            open_clients[slot] = open_clients[-1]
+            open_clients.pop()
+    return chosen
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    clients=st.integers(1, 30),
+    alpha=st.floats(0.01, 100),
+    seed=st.integers(0, 1000),
+    reuse=st.booleans(),
+    all=st.booleans(),
+)
+def test_splits_are_drawn_as_ever(clients, alpha, seed, reuse, all):
+    """To the last sample, whether classes run out or not; and what is drawn afterwards is the same too."""
+    labels = LABELS[:900][LABELS[:900] != 4]
+    each = max(1, len(labels) // clients // (1 if all else 3))
+    priors = splits.dirichlet_priors(clients, 10, alpha, rng(seed))
+    ours, theirs = rng(seed), rng(seed)
+    held = splits.by_priors(labels, priors, each, ours, reuse)
+    assert [h.tolist() for h in held] == drawn_with_arrays(labels, priors, each, theirs, reuse)
+    assert ours.random() == theirs.random()
+
+
 def test_label_ratios_follow_the_prior():
     """With plenty of every class, each client's counts are a draw from its prior: χ² stays in its range."""
     labels = np.repeat(np.arange(10), 20_000)
@@ -197,7 +243,8 @@ def test_own_arrays_of_many_kinds():
             }
         ]
     )
-    assert float(images.clients[0].x.max()) == 1.0
+    assert images.clients[0].x.dtype == torch.uint8
+    assert float(images.inputs(images.clients[0].x).max()) == 1.0
 
 
 def broken(change):

@@ -32,9 +32,11 @@ def test_cifar10(tmp_path):
     assert tuple(data.x.shape) == (200, 3, 32, 32)
     assert data.y.tolist() == list(np.tile(np.arange(40) % 10, 5))
     red, green, blue = (records[0, 7, 1 + 1024 * c : 1 + 1024 * (c + 1)].reshape(32, 32) / 255 for c in range(3))
-    assert np.allclose(data.x[7, 0], (red - 0.491) / 0.247, atol=1e-5)
-    assert np.allclose(data.x[7, 1], (green - 0.482) / 0.243, atol=1e-5)
-    assert np.allclose(data.x[7, 2], (blue - 0.447) / 0.262, atol=1e-5)
+    assert data.x.dtype == data.x_test.dtype == torch.uint8
+    x = data.normalization(data.x, torch.float32)
+    assert np.allclose(x[7, 0], (red - 0.491) / 0.247, atol=1e-5)
+    assert np.allclose(x[7, 1], (green - 0.482) / 0.243, atol=1e-5)
+    assert np.allclose(x[7, 2], (blue - 0.447) / 0.262, atol=1e-5)
     federation = fedslr.load("cifar10", root=str(tmp_path), clients=4, seed=0)
     assert (federation.crop_padding, federation.num_classes) == (4, 10)
     assert fedslr.load("cifar10", root=str(tmp_path), clients=4, augment=False).crop_padding == 0
@@ -91,7 +93,8 @@ def test_tinyimagenet_with_grey_images(tmp_path):
     data = tinyimagenet(tmp_path)
     assert tuple(data.x.shape) == (6, 3, 64, 64)
     assert (data.y.tolist(), data.y_test.tolist()) == ([0, 0, 0, 1, 1, 1], [1, 0, 1])
-    assert torch.allclose(data.x[3], torch.full((3, 64, 64), (100 / 255 - 0.5) / 0.5), atol=0.02)
+    x = data.normalization(data.x, torch.float32)
+    assert torch.allclose(x[3], torch.full((3, 64, 64), (100 / 255 - 0.5) / 0.5), atol=0.02)
     assert data.crop_padding == 8
 
 

@@ -139,6 +139,21 @@ def test_femnist_is_split_by_writer(tmp_path):
     assert (federation.input_shape, federation.num_classes) == ((1, 28, 28), 62)
 
 
+def test_femnist_of_pixels_stays_8_bit(tmp_path):
+    """LEAF writes pixels as 255th parts."""
+
+    def grey(users):
+        for user in users.values():
+            user["x"] = (np.rint(np.array(user["x"]) * 255) / 255).tolist()
+
+    write_leaf(tmp_path, grey)
+    told = json.loads((tmp_path / "femnist" / "train" / "all_data_0.json").read_text())["user_data"]["ben"]["x"]
+    federation = fedslr.load("femnist", root=str(tmp_path))
+    ben = federation.clients[1]
+    assert str(ben.x.dtype) == "torch.uint8"
+    assert np.array_equal(federation.inputs(ben.x).flatten(1), np.array(told, np.float32))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -23,7 +23,8 @@ from rich.table import Table as RichTable
 import fedslr
 from fedslr import api, config, experiments, report, schema
 from fedslr.algorithms import ALGORITHMS
-from fedslr.data import DATASETS, load, published
+from fedslr.data import DATASETS, cache, load, published
+from fedslr.data.images import reporting
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.record import Record, locked, read_records
 from fedslr.report import tables
@@ -88,7 +89,11 @@ def run(
     if diagnostics:
         request = replace(request, settings=replace(request.settings, diagnostics=True))
     folder = _home(out, recipe, request.algorithm.name)
-    with _Display(request.settings.rounds, folder) as display, _stop_on_signal(display.warn) as stopped:
+    with (
+        _Display(request.settings.rounds, folder) as display,
+        reporting(_Decoding(display.progress)),
+        _stop_on_signal(display.warn) as stopped,
+    ):
         try:
             result = api.run_recipe(
                 request,
@@ -214,7 +219,12 @@ def _experiment(
     experiments.require_fresh(made, resume)
     if (home / "config.toml").exists():
         raise FedslrError(f"out: {home} is the folder of a single run; choose another")
-    with locked(home), _ManyDisplay(made) as display, _stop_on_signal(display.warn) as stopped:
+    with (
+        locked(home),
+        _ManyDisplay(made) as display,
+        reporting(_Decoding(display.progress)),
+        _stop_on_signal(display.warn) as stopped,
+    ):
         workers = jobs or experiments.default_workers()
         outcomes = experiments.execute(made, workers, display.show, stopped.__bool__)
     if any(o.interrupted for o in outcomes):
@@ -333,7 +343,8 @@ def verify(
     wrong = published.verify(name, root)
     if wrong:
         raise FedslrError(f"{name}: {'; '.join(wrong)}")
-    loaded = DATASETS[name](root)
+    with _decoding(), cache.ignored():
+        loaded = DATASETS[name](root)
     out_console.print(f"{name} is whole: {len(loaded.x):,} training and {len(loaded.x_test):,} test images")
 
 
@@ -350,13 +361,54 @@ def show_split(
     ),
 ) -> None:
     """Draw how labels are spread over clients, and print how skewed that is."""
-    federation = load(name, split=split, alpha=alpha, clients=clients, seed=seed, root=str(root))
+    with _decoding():
+        federation = load(name, split=split, alpha=alpha, clients=clients, seed=seed, root=str(root))
     found = skew(label_counts(federation))
     out_console.print(f"{federation.name}: {len(federation.clients)} clients, {federation.num_classes} labels")
     out_console.print(f"a client's most frequent label has {report.percent(found['largest_share'])} of its samples")
     out_console.print(f"a client holds {found['labels_held']:.1f} labels")
     out_console.print(f"its labels are {report.percent(found['distance'])} away from all clients' (total variation)")
     _save(split_figure(federation), plot)
+
+
+MANY = 2000
+"""Images whose decoding is shown."""
+
+
+class _Decoding:
+    """How far the decoding of many images is, as a line of a live display."""
+
+    def __init__(self, progress: RichProgress) -> None:
+        self.progress = progress
+        self.line: TaskID | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if total < MANY:
+            return
+        if self.line is None:
+            self.line = self.progress.add_task("decoding images", total=total, status="")
+        self.progress.update(self.line, completed=done)
+        if done == total:
+            self.progress.remove_task(self.line)
+            self.line = None
+
+
+@contextmanager
+def _decoding() -> Iterator[None]:
+    """Show the decoding of many images by itself."""
+    with _progress() as progress, reporting(_Decoding(progress)):
+        yield
+
+
+def _progress() -> RichProgress:
+    return RichProgress(
+        TextColumn("{task.description} {task.completed}/{task.total}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[status]}", markup=False),
+        TimeRemainingColumn(compact=True),
+        console=err_console,
+        disable=not err_console.is_terminal,
+    )
 
 
 class _Display:
@@ -368,15 +420,8 @@ class _Display:
         self.down = self.up = 0
         self.begun = False
         self.accuracy = ""
-        self.progress = RichProgress(
-            TextColumn("round {task.completed}/{task.total}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[status]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            console=err_console,
-            disable=not err_console.is_terminal,
-        )
-        self.task = self.progress.add_task("rounds", total=rounds, status="")
+        self.progress = _progress()
+        self.task = self.progress.add_task("round", total=rounds, status="")
 
     def __enter__(self) -> _Display:
         self.progress.start()

@@ -5,6 +5,7 @@ Every run has a folder of its own, as if `fedslr run` had made it; runs of one s
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ import torch
 from fedslr import api, config, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Recipe
+from fedslr.data import prepare
 from fedslr.errors import FedslrError, Interrupted, suggest
 from fedslr.record import Record
 from fedslr.schema import seed_range
@@ -135,6 +137,9 @@ def execute(
             if outcomes[-1].interrupted:
                 break
         return outcomes
+    for options in {(job.recipe.data.name, job.recipe.data.root): job.recipe.data for job in jobs}.values():
+        with contextlib.suppress(FedslrError):  # the runs will say what is wrong
+            prepare(options)
     return _execute_in_parallel(jobs, min(workers, len(jobs)), on_progress, should_stop)
 
 

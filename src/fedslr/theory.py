@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedslr import tree
 from fedslr.algorithms.fedslr import Client, FedSLR, Server
+from fedslr.data.normalization import Normalization, inputs
 from fedslr.errors import FedslrError
 from fedslr.matrix import LowRank, dense, is_matrix, to_matrix
 from fedslr.prox import nuclear_norm, soft_threshold
@@ -26,15 +27,16 @@ Supported = FedSLR
 class Objective:
     """One client's f_i over all of its training data."""
 
-    def __init__(self, task: Task, x: Tensor, y: Tensor) -> None:
+    def __init__(self, task: Task, x: Tensor, y: Tensor, normalization: Normalization | None = None) -> None:
         self.task = task
+        self._normalization, self._dtype = normalization, next(task.model.parameters()).dtype
         self._batches = [Batch(x[i : i + CHUNK], y[i : i + CHUNK]) for i in range(0, len(y), CHUNK)]
         self._shares = [len(b.y) / len(y) for b in self._batches]
 
     def _parts(self) -> Iterator[tuple[float, Batch]]:
         """Every batch with its share of the data; copies, since a model may work in place on its input."""
         for share, batch in zip(self._shares, self._batches, strict=True):
-            yield share, Batch(batch.x.clone(), batch.y)
+            yield share, Batch(inputs(batch.x.clone(), self._normalization, self._dtype), batch.y)
 
     def value(self, w: Params) -> Tensor:
         """f_i(w)."""

@@ -74,6 +74,12 @@ def load(name: str = "digits", **options: Any) -> Federation:
     return share_out(schema.build(DataOptions, {"name": name, "seed": 0, **options}, "data"))
 
 
+def prepare(options: DataOptions) -> None:
+    """Decode a dataset to its cache, for processes that are about to need it all at once."""
+    if options.pooled() is None and options.name in FEDERATIONS:
+        options.natural()
+
+
 def share_out(options: DataOptions) -> Federation:
     """Split a dataset over clients; every client's test set follows its training labels.
 
@@ -96,13 +102,13 @@ def share_out(options: DataOptions) -> Federation:
     clients = []
     for mine in held:
         test = splits.matching_test_set(train_labels[mine], test_labels, size, data.num_classes, rng)
-        clients.append(ClientData(data.x[mine], data.y[mine], data.x_test[test], data.y_test[test]))
+        clients.append(data.client(mine, test))
     if not any(len(c.y_test) for c in clients):
         raise FedslrError(
             f"data.test_samples: got {size}, too few to follow a client's labels: all test sets are empty"
         )
     padding = data.crop_padding if options.augment else 0
-    return Federation(clients, data.num_classes, options.name, asdict(options), padding)
+    return Federation(clients, data.num_classes, options.name, asdict(options), padding, data.normalization)
 
 
-__all__ = ["DATASETS", "ClientData", "DataOptions", "Federation", "load", "share_out"]
+__all__ = ["DATASETS", "ClientData", "DataOptions", "Federation", "load", "prepare", "share_out"]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedslr import seeds
 from fedslr.data.augment import flip_and_crop
+from fedslr.data.normalization import Normalization, inputs
 from fedslr.types import Batch
 
 EVALUATION = 2**31
@@ -18,16 +19,26 @@ EVALUATION = 2**31
 class ShuffledData:
     """A client's training data in tensors: every epoch a fresh seeded shuffle cut into consecutive batches.
 
-    A short last batch is kept.
+    A short last batch is kept. 8-bit images are normalised an epoch at a time, then flipped and cropped.
     """
 
     def __init__(
-        self, x: Tensor, y: Tensor, batch_size: int, seed: int, round: int, client: int, crop_padding: int = 0
+        self,
+        x: Tensor,
+        y: Tensor,
+        batch_size: int,
+        seed: int,
+        round: int,
+        client: int,
+        crop_padding: int = 0,
+        normalization: Normalization | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.num_examples = len(y)
         self._x, self._y = x, y
         self._batch_size = batch_size
         self._crop_padding = crop_padding
+        self._normalization, self._dtype = normalization, dtype
         self._key = (seed, round, client)
 
     def epochs(self, count: int, phase: int = 0) -> Iterator[Batch]:
@@ -49,7 +60,7 @@ class ShuffledData:
         rng = seeds.generator(seeds.SHUFFLE, *self._key, phase)
         for _ in range(count):
             shuffle = torch.from_numpy(rng.permutation(self.num_examples)).to(self._y.device)
-            x = self._x[shuffle]
+            x = inputs(self._x.index_select(0, shuffle), self._normalization, self._dtype)
             if self._crop_padding:
                 x = flip_and_crop(x, self._crop_padding, rng)
             yield self._cut(x, self._y[shuffle])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedslr import schema
+from fedslr.data.normalization import UNIT, Normalization
 from fedslr.errors import FedslrError
 from fedslr.schema import at_least_one
 
@@ -19,7 +20,7 @@ PARTS = ("x", "y", "x_test", "y_test")
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's data: inputs and labels to train on and to be tested on."""
+    """One client's data: inputs and labels to train on and to be tested on. Images may be 8-bit."""
 
     x: Tensor
     y: Tensor
@@ -44,6 +45,8 @@ class Federation:
     """How it was made, where a dataset was shared out: a recipe's `data` table."""
     crop_padding: int = 0
     """Training images are flipped, and cropped after zero-padding by this much; 0 leaves them as they are."""
+    normalization: Normalization | None = None
+    """How 8-bit images become numbers when they are used; None takes inputs as they are."""
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -54,6 +57,10 @@ class Federation:
         """The shape of one input."""
         return tuple(self.clients[0].x.shape[1:])
 
+    def inputs(self, x: Tensor) -> Tensor:
+        """A client's `x` or `x_test` as models are given it: 8-bit images as normalised numbers, all else as it is."""
+        return x if self.normalization is None else self.normalization(x, torch.float32)
+
     @classmethod
     def from_arrays(
         cls, clients: Iterable[Mapping[str, Any]], num_classes: int | None = None, name: str = "arrays"
@@ -61,8 +68,9 @@ class Federation:
         """A federation from your own arrays: one mapping per client with `x`, `y`, `x_test` and `y_test`.
 
         Arrays are numpy arrays, tensors or lists; the first axis counts samples, and clients may hold different numbers
-        of them. Inputs of all clients have one shape; 8-bit images become numbers from 0 to 1. Labels are whole numbers
-        from 0; their number of classes is taken from the data unless it is given.
+        of them. Inputs of all clients have one shape; 8-bit images stay as they are until they are
+        used, as numbers from 0 to 1. Labels are whole numbers from 0; their number of classes is taken from the data
+        unless it is given.
         """
         if not isinstance(clients, Iterable):
             raise FedslrError(f"clients: got a {type(clients).__name__}, expected one mapping of arrays per client")
@@ -70,7 +78,9 @@ class Federation:
         made = [_client(i, arrays) for i, arrays in enumerate(clients)]
         if not made:
             return cls(made, 0, name)
-        if any(x.is_floating_point() for c in made for x in (c.x, c.x_test)):
+        kinds = {x.dtype for c in made for x in (c.x, c.x_test)}
+        eight_bit = kinds == {torch.uint8}
+        if not eight_bit and any(kind.is_floating_point or kind == torch.uint8 for kind in kinds):
             made = [replace(c, x=_as_float(c.x), x_test=_as_float(c.x_test)) for c in made]
         shape = made[0].x.shape[1:]
         for i, client in enumerate(made):
@@ -87,7 +97,7 @@ class Federation:
                 if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
                     wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
                     raise FedslrError(f"client {i}: {part} has label {wrong}, expected 0 to {classes - 1}")
-        return cls(made, classes, name)
+        return cls(made, classes, name, normalization=UNIT if eight_bit else None)
 
 
 def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
@@ -113,7 +123,6 @@ def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
             raise FedslrError(f"{where} has {len(x)} samples but {labels} has {len(y)} labels")
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise FedslrError(f"{where} has numbers that are not finite (NaN or infinity); clean them first")
-        tensors[inputs] = x.float() / 255 if x.dtype == torch.uint8 else x
         tensors[labels] = y.long()
     if len(tensors["x"]) == 0:
         raise FedslrError(f"client {index}: x is empty; leave out clients without training data")
@@ -121,6 +130,9 @@ def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
 
 
 def _as_float(x: Tensor) -> Tensor:
+    """Whole numbers beside another client's floats; 8-bit ones are pixels."""
+    if x.dtype == torch.uint8:
+        return UNIT(x, torch.float32)
     return x if x.is_floating_point() else x.float()
 
 

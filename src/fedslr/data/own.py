@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.model_selection import train_test_split
 
+from fedslr.data import cache
 from fedslr.data.dataset import Dataset
 from fedslr.data.federation import PARTS, Federation
-from fedslr.data.images import normalized, read_images
+from fedslr.data.images import by_name, pooled, read_images
+from fedslr.data.normalization import Normalization
 from fedslr.errors import FedslrError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -40,16 +42,35 @@ def image_folder(root: Path) -> Dataset:
             raise FedslrError(f"{root}: every class needs at least two images, one of them to test on")
         parts = train_test_split(np.arange(len(paths)), test_size=0.2, stratify=labels, random_state=0)
         (train, y), (test, y_test) = (([paths[i] for i in part], labels[part]) for part in parts)
-    images, test_images = read_images(train), read_images(test)
-    if images.shape[1:] != test_images.shape[1:]:
-        raise FedslrError(f"{root}: training and test images differ in size")
-    mean, deviation = images.mean((0, 2, 3)) / 255, images.std((0, 2, 3)) / 255 + 1e-6
-    x, x_test = normalized(images, mean, deviation), normalized(test_images, mean, deviation)
-    return Dataset(x, torch.from_numpy(y), x_test, torch.from_numpy(y_test), len(names), 100)
+
+    def decode() -> cache.Arrays:
+        x, x_test = read_images(train), read_images(test)
+        if x.shape[1:] != x_test.shape[1:]:
+            raise FedslrError(f"{root}: training and test images differ in size")
+        mean, deviation = channel_statistics(x)
+        return {"x": x, "y": y, "x_test": x_test, "y_test": y_test, "mean": mean, "deviation": deviation}
+
+    # Beside the folder, not in it: there every folder is a class.
+    home = root.resolve()
+    arrays = cache.kept(home.parent, f"imagefolder-{home.name}", root, [*train, *test], decode)
+    mean, deviation = (tuple(arrays[name].tolist()) for name in ("mean", "deviation"))
+    return pooled(arrays, len(names), Normalization(mean, deviation))
+
+
+def channel_statistics(images: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Mean and deviation of every channel's pixels as numbers from 0 to 1, from counts of the 256 values there are."""
+    counts = np.zeros((images.shape[1], 256))
+    for some in np.array_split(images, len(images) // 1000 + 1):
+        counts += [np.bincount(some[:, channel].ravel(), minlength=256) for channel in range(len(counts))]
+    values, shares = np.arange(256), counts / counts[0].sum()
+    mean = (counts @ values) / counts[0].sum()
+    deviation = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))
+    return mean / 255, deviation / 255 + 1e-6
 
 
 def _classes(folder: Path) -> list[str]:
-    names = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    found = folder.iterdir() if folder.is_dir() else ()
+    names = sorted(p.name for p in found if p.is_dir() and p.name != cache.FOLDER)
     if len(names) < 2:
         raise FedslrError(f"data.name: {folder} has {len(names)} class folders, expected at least two")
     return names
@@ -58,7 +79,7 @@ def _classes(folder: Path) -> list[str]:
 def _list(folder: Path, names: Sequence[str]) -> tuple[list[Path], np.ndarray[Any, Any]]:
     paths, labels = [], []
     for label, name in enumerate(names):
-        found = sorted(p for p in (folder / name).glob("*") if p.suffix.lower() in SUFFIXES)
+        found = by_name(p for p in (folder / name).glob("*") if p.suffix.lower() in SUFFIXES)
         if not found:
             raise FedslrError(f"{folder / name}: has no images ({', '.join(SUFFIXES[:3])}, …)")
         paths += found
@@ -116,7 +137,7 @@ def _require(
 
 
 def _named(federation: Federation, path: Path) -> Federation:
-    return Federation(federation.clients, federation.num_classes, path.stem)
+    return replace(federation, name=path.stem)
 
 
 # --- LEAF -----------------------------------------------------------------------------------------------------------
@@ -125,24 +146,47 @@ def _named(federation: Federation, path: Path) -> Federation:
 def femnist(root: Path) -> Federation:
     """Handwritten characters by writer, from LEAF's JSON (Caldas et al., 2018) in ROOT/femnist/train and …/test."""
     folder = root / "femnist"
+    files = [path for part in ("train", "test") for path in _json_files(folder / part)]
+    arrays = cache.kept(root, "femnist", folder, files, lambda: _read_femnist(folder))
+    ends, ends_test = (np.cumsum(arrays[sizes])[:-1] for sizes in ("sizes", "sizes_test"))
+    parts = [np.split(arrays[part], ends_test if part.endswith("test") else ends) for part in PARTS]
+    clients = [dict(zip(PARTS, mine, strict=True)) for mine in zip(*parts, strict=True)]
+    return Federation.from_arrays(clients, num_classes=62, name="femnist")
+
+
+def _read_femnist(folder: Path) -> cache.Arrays:
+    """All writers one after another, and how many samples each has."""
     train, test = (_leaf(folder / part) for part in ("train", "test"))
     writers = sorted(set(train) & set(test))
     if not writers:
         raise FedslrError(f"data.root: {folder} has no writer with training and test data")
-    clients = []
-    for writer in writers:
-        (x, y), (x_test, y_test) = train[writer], test[writer]
-        clients.append({"x": x, "y": y, "x_test": x_test, "y_test": y_test})
-    federation = Federation.from_arrays(clients, num_classes=62)
-    return Federation(federation.clients, 62, "femnist")
+    arrays: cache.Arrays = {}
+    for suffix, part in (("", train), ("_test", test)):
+        x, y = zip(*(part[writer] for writer in writers), strict=True)
+        arrays |= {f"x{suffix}": np.concatenate(x), f"y{suffix}": np.concatenate(y)}
+        arrays[f"sizes{suffix}"] = np.array([len(labels) for labels in y])
+    x, x_test = _pixels(arrays["x"]), _pixels(arrays["x_test"])
+    return arrays if x is None or x_test is None else {**arrays, "x": x, "x_test": x_test}
 
 
-def _leaf(folder: Path) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+def _pixels(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """The 8-bit image whose 255th parts these numbers are; None if there is none."""
+    if not (x.size and x.min() >= 0 and x.max() <= 1):
+        return None
+    pixels = np.rint(x * 255).astype(np.uint8)
+    return pixels if np.array_equal(pixels / np.float32(255), x) else None
+
+
+def _json_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise FedslrError(f"data.root: {folder} has no .json files; make them with LEAF's femnist preprocessing")
+    return files
+
+
+def _leaf(folder: Path) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     out: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
-    for path in files:
+    for path in _json_files(folder):
         try:
             users: Mapping[str, Any] = json.loads(path.read_bytes())["user_data"]
             for user, data in users.items():

@@ -5,6 +5,7 @@ A split takes labels and gives every client an array of sample indices; all clie
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -49,34 +50,40 @@ def by_priors(
     starts again, as in the authors' code.
     """
     clients, classes = priors.shape
-    pools = [rng.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
-    taken = np.zeros(classes, np.int64)
+    # Lists and `bisect`: a draw looks at a handful of numbers, and an array's every call would cost more than they do.
+    pools = [rng.permutation(np.flatnonzero(labels == c)).tolist() for c in range(classes)]
+    taken = [0] * classes
     live = np.array([len(pool) > 0 for pool in pools])
-    cumulative = _cumulative(priors, live)
+    cumulative, below = _cumulative(priors, live)
     chosen: list[list[int]] = [[] for _ in range(clients)]
     open_clients = list(range(clients))
-    for pick, draw in rng.random((clients * each, 2)):
+    picks, draws = rng.random((clients * each, 2)).T.tolist()
+    for pick, draw in zip(picks, draws, strict=True):
         slot = int(pick * len(open_clients))
         client = open_clients[slot]
-        total = cumulative[client, -1]
-        label = int(np.searchsorted(cumulative[client], min(draw * total, np.nextafter(total, 0.0)), side="right"))
+        row = cumulative[client]
+        label = bisect_right(row, min(draw * row[-1], below[client]))
         chosen[client].append(pools[label][taken[label] % len(pools[label])])
         taken[label] += 1
         if not reuse and taken[label] == len(pools[label]):
             live[label] = False
-            cumulative = _cumulative(priors, live)
+            cumulative, below = _cumulative(priors, live)
         if len(chosen[client]) == each:
             open_clients[slot] = open_clients[-1]
             open_clients.pop()
     return [np.array(indices, np.int64) for indices in chosen]
 
 
-def _cumulative(priors: np.ndarray[Any, Any], live: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Cumulative priors over the classes that are left; a client with none of its own left takes any."""
+def _cumulative(priors: np.ndarray[Any, Any], live: np.ndarray[Any, Any]) -> tuple[list[list[float]], list[float]]:
+    """Cumulative priors over the classes that are left, and the largest numbers below their totals.
+
+    A client with none of its own left takes any.
+    """
     left = priors * live
     left[left.sum(axis=1) <= 0] = live
     # Dead classes have no width, and the last live one ends at the total: a draw below it can land on live ones only.
-    return np.cumsum(left, axis=1)
+    sums = np.cumsum(left, axis=1)
+    return sums.tolist(), np.nextafter(sums[:, -1], 0.0).tolist()
 
 
 def matching_test_set(train_labels: Indices, test_labels: Indices, size: int, classes: int, rng: Generator) -> Indices:

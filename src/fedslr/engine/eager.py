@@ -11,6 +11,7 @@ import torch
 from fedslr import seeds
 from fedslr.data.batches import EVALUATION, ShuffledData
 from fedslr.data.federation import ClientData
+from fedslr.data.normalization import Normalization, inputs
 from fedslr.types import Algorithm, Params, Payload, Round, Task
 
 CHUNK = 1024
@@ -28,6 +29,7 @@ class Eager:
         batch_size: int,
         seed: int,
         crop_padding: int = 0,
+        normalization: Normalization | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.task = task
@@ -35,10 +37,22 @@ class Eager:
         self.batch_size = batch_size
         self.seed = seed
         self.crop_padding = crop_padding
+        self.normalization = normalization
+        self.dtype = next(task.model.parameters()).dtype
 
     def _data(self, client: int, round: int) -> ShuffledData:
         held = self.clients[client]
-        return ShuffledData(held.x, held.y, self.batch_size, self.seed, round, client, self.crop_padding)
+        return ShuffledData(
+            held.x,
+            held.y,
+            self.batch_size,
+            self.seed,
+            round,
+            client,
+            self.crop_padding,
+            self.normalization,
+            self.dtype,
+        )
 
     def local_update(self, client: int, state: Any, payload: Payload, round: Round) -> tuple[Any, Payload]:
         """One client's work of a round."""
@@ -70,8 +84,9 @@ class Eager:
         y = torch.cat([h.y_test for h in held])
         if not len(y):
             return [None] * len(held)
-        right = torch.cat(
-            [self.task.outputs(params, x[i : i + CHUNK]).argmax(1) == y[i : i + CHUNK] for i in range(0, len(y), CHUNK)]
-        ).cpu()
-        parts = torch.split(right, [len(h.y_test) for h in held])
+        right = []
+        for i in range(0, len(y), CHUNK):
+            shown = inputs(x[i : i + CHUNK], self.normalization, self.dtype)
+            right.append(self.task.outputs(params, shown).argmax(1) == y[i : i + CHUNK])
+        parts = torch.split(torch.cat(right).cpu(), [len(h.y_test) for h in held])
         return [float(part.double().mean()) if len(part) else None for part in parts]

@@ -61,7 +61,15 @@ class Simulation:
             warn(warning)
         self.task = Task(module.to(device, dtype), loss, settings.weight_decay)
         clients = [c.to(device, dtype) for c in federation.clients]
-        self.engine = Eager(algorithm, self.task, clients, settings.batch_size, settings.seed, federation.crop_padding)
+        self.engine = Eager(
+            algorithm,
+            self.task,
+            clients,
+            settings.batch_size,
+            settings.seed,
+            federation.crop_padding,
+            federation.normalization,
+        )
 
         self.start = self.task.params()
         self.server = algorithm.init_server(self.start, self.num_clients)
@@ -197,7 +205,7 @@ class Simulation:
             self.server,
             [self.state(c) for c in range(self.num_clients)],
             [self.local_model(c) for c in range(self.num_clients)],
-            [theory.Objective(self.task, c.x, c.y) for c in self.engine.clients],
+            [theory.Objective(self.task, c.x, c.y, self.federation.normalization) for c in self.engine.clients],
             round.lr,
         )
         bound = found["eta_g_bound"]
@@ -233,7 +241,7 @@ class Simulation:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Tells whether a resumed run has the data it began with."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(repr(self.federation.normalization or "").encode())
         for client in self.federation.clients:
             for part in (client.x, client.y, client.x_test, client.y_test):
                 digest.update(str(tuple(part.shape)).encode())

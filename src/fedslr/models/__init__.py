@@ -57,7 +57,7 @@ def find(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
 def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:
     """Refuse, in plain words, what cannot be trained by a federation; what a person may want to know otherwise."""
     _check_parameters(model)
-    x, y = federation.clients[0].x[:2].clone(), federation.clients[0].y[:2]
+    x, y = federation.inputs(federation.clients[0].x[:2].clone()), federation.clients[0].y[:2]
     first = next(model.parameters())
     x, y = x.to(first.device, first.dtype if x.is_floating_point() else x.dtype), y.to(first.device)
     try:
