@@ -31,7 +31,7 @@ class Dataset(NamedTuple):
         """The data of a client that holds these samples."""
 
         def part(x: Tensor, held: Indices) -> Tensor:
-            # numpy copies whole images, torch single numbers.
+            # numpy copies whole images; torch goes by numbers, in threads that wait for each other on a busy machine.
             return torch.from_numpy(x.numpy()[held])
 
         return ClientData(part(self.x, train), part(self.y, train), part(self.x_test, test), part(self.y_test, test))

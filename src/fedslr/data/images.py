@@ -255,7 +255,7 @@ def _decoded(paths: Sequence[Path], out: Array) -> Iterator[int]:
                 pixels = out[start : start + AT_ONCE].reshape(-1)
                 if process.stdout.readinto(pixels.data) < pixels.nbytes:  # type: ignore[attr-defined]
                     break
-                yield start + AT_ONCE
+                yield min(start + AT_ONCE, len(paths))
             else:
                 return
             process.wait()
