@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 Carry = TypeVar("Carry")
 Item = TypeVar("Item")
 
 
+@runtime_checkable
+class Walk(Protocol):
+    """Batches that are walked through in their own way."""
+
+    def scan(self, step: Callable[[Any, Any], Any], carry: Any) -> Any: ...
+
+
 def scan(step: Callable[[Carry, Item], Carry], carry: Carry, batches: Iterable[Item]) -> Carry:
-    """Carry a state through the batches: carry ← step(carry, batch)."""
+    """Carry a state through the batches: carry ← step(carry, batch).
+
+    An engine's own batches may know a better way to walk through themselves.
+    """
+    if isinstance(batches, Walk):
+        carried: Carry = batches.scan(step, carry)
+        return carried
     for batch in batches:
         carry = step(carry, batch)
     return carry

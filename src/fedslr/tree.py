@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -11,12 +13,44 @@ from torch import Tensor
 Tree = dict[str, Any]
 
 
+Mapper = Callable[[Callable[..., Any], list[list[Any]]], list[Any]]
+"""A function and, for every tree, its leaves, to the leaves of the result."""
+
+_mapper: ContextVar[Mapper | None] = ContextVar("mapper", default=None)
+
+
+@contextmanager
+def mapped_by(mapper: Mapper) -> Iterator[None]:
+    """Let an engine do the work of `map`, all leaves at once, while this lasts."""
+    token = _mapper.set(mapper)
+    try:
+        yield
+    finally:
+        _mapper.reset(token)
+
+
 def map(fn: Callable[..., Any], first: Tree, *rest: Tree) -> Tree:
-    """Apply `fn` leaf by leaf to trees of the same shape."""
+    """Apply an element-wise `fn` leaf by leaf to trees of the same shape."""
+    mapper = _mapper.get()
+    if mapper is None:
+        return _map(fn, first, rest)
+    made = iter(mapper(fn, [leaves(first), *(_aligned(first, tree) for tree in rest)]))
+    return _map(lambda leaf: next(made), first, ())
+
+
+def _map(fn: Callable[..., Any], first: Tree, rest: tuple[Tree, ...]) -> Tree:
     out: Tree = {}
     for key, leaf in first.items():
         others = [tree[key] for tree in rest]
-        out[key] = map(fn, leaf, *others) if isinstance(leaf, dict) else fn(leaf, *others)
+        out[key] = _map(fn, leaf, tuple(others)) if isinstance(leaf, dict) else fn(leaf, *others)
+    return out
+
+
+def _aligned(first: Tree, other: Tree) -> list[Any]:
+    """The leaves of a tree, in the order of the first tree's keys."""
+    out: list[Any] = []
+    for key, leaf in first.items():
+        out.extend(_aligned(leaf, other[key]) if isinstance(leaf, dict) else [other[key]])
     return out
 
 

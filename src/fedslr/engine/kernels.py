@@ -15,10 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-DOT = {"bf16": "tf32", "tf32": "tf32", "float32": "tf32x3"}
-"""How the matrix units multiply, by the engine's precision. Three TF32 products keep nearly all of float32's digits."""
-
-
 FILL = 528
 """Programs that keep a large card busy: a sum with fewer is cut into parts."""
 
@@ -44,20 +40,19 @@ def weight_tile(outer: int, inner: int) -> Tile:
     return Tile(64, 64, 64, 4, 3) if outer <= 64 or inner <= 64 else Tile(128, 128, 64, 8, 3)
 
 
-GEOMETRY = (
-    "rows in_h in_w out_h out_w all_h all_w stride shift_h shift_w step tap0_h tap0_w taps_h taps_w tap_step first_h "
-    "first_w padding parts part_rows"
-).split()
+GATHER = ["rows", "in_h", "in_w", "out_h", "out_w", "all_h", "all_w", "stride", "shift_h", "shift_w", "step"]
+GATHER += ["tap0_h", "tap0_w", "taps_h", "taps_w", "tap_step", "first_h", "first_w"]
+WEIGHT = ["rows", "in_h", "in_w", "out_h", "out_w", "stride", "padding", "taps_h", "taps_w", "parts", "part_rows"]
 """Numbers that do not change how a kernel is compiled."""
 
 
-@triton.jit(do_not_specialize=GEOMETRY[:18])
+@triton.jit(do_not_specialize=GATHER)
 def _gather_product(
     x, w, y, rows, inner, outer,
     in_h, in_w, out_h, out_w, all_h, all_w,
     stride, shift_h, shift_w, step, tap0_h, tap0_w, taps_h, taps_w, tap_step, first_h, first_w,
     x_client, w_client, y_client, w_outer, w_inner, w_tap_h, w_tap_w,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y[row, o] = Σ_taps Σ_i x[pixel(row, tap), i] · w[tap, i, o], for every client.
 
@@ -93,7 +88,7 @@ def _gather_product(
         b = tl.load(
             weights + tap_at + kk[:, None] * w_inner, mask=(kk < inner)[:, None] & (col < outer)[None, :], other=0.0
         )
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        acc = tl.dot(a, b, acc)
     to = ((sample * all_h + h * step + first_h) * all_w + q * step + first_w) * outer
     tl.store(
         y + client * y_client + to[:, None] + col[None, :],
@@ -102,16 +97,12 @@ def _gather_product(
     )
 
 
-@triton.jit(
-    do_not_specialize=[n for n in GEOMETRY if n in {
-        "rows", "in_h", "in_w", "out_h", "out_w", "stride", "padding", "taps_h", "taps_w", "parts", "part_rows"
-    }]
-)
+@triton.jit(do_not_specialize=WEIGHT)
 def _weight_product(
     x, dy, dw, rows, inner, outer,
     in_h, in_w, out_h, out_w, stride, padding, taps_h, taps_w, parts, part_rows,
     x_client, dy_client, dw_client, dw_part,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """dw[o, tap, i] = Σ_rows dy[row, o] · x[pixel(row, tap), i], for every client; the rows in several parts."""
     tiles_n = tl.cdiv(inner, BN)
@@ -143,14 +134,12 @@ def _weight_product(
         a = tl.load(
             x + client * x_client + pixels[:, None] + i[None, :], mask=inside[:, None] & (i < inner)[None, :], other=0.0
         )
-        acc = tl.dot(tl.trans(g), a, acc, input_precision=PRECISION)
+        acc = tl.dot(tl.trans(g), a, acc)
     to = o[:, None] * (taps_h * taps_w * inner) + tap * inner + i[None, :]
-    tl.store(
-        dw + part * dw_part + client * dw_client + to, acc, mask=(o < outer)[:, None] & (i < inner)[None, :]
-    )
+    tl.store(dw + part * dw_part + client * dw_client + to, acc, mask=(o < outer)[:, None] & (i < inner)[None, :])
 
 
-def forward(x: Tensor, w: Tensor, stride: int, padding: int, precision: str) -> Tensor:
+def forward(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
     """x ∗ w: (clients, samples, H, W, i) and (clients, o, kh, kw, i) to (clients, samples, H', W', o)."""
     clients, samples, height, width, inner = x.shape
     _, outer, kh, kw, _ = w.shape
@@ -163,14 +152,12 @@ def forward(x: Tensor, w: Tensor, stride: int, padding: int, precision: str) -> 
         height, width, out_h, out_w, out_h, out_w,
         stride, -padding, -padding, 1, 0, 0, kh, kw, 1, 0, 0,
         x.stride(0), w.stride(0), y.stride(0), w.stride(1), w.stride(4), w.stride(2), w.stride(3),
-        PRECISION=DOT[precision], **tile._asdict(),
+        **tile._asdict(),
     )  # fmt: skip
     return y
 
 
-def input_gradient(
-    dy: Tensor, w: Tensor, height: int, width: int, stride: int, padding: int, precision: str
-) -> Tensor:
+def input_gradient(dy: Tensor, w: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
     """The gradient with respect to x; one launch for every parity of pixels."""
     clients, samples, out_h, out_w, outer = dy.shape
     _, _, kh, kw, inner = w.shape
@@ -188,14 +175,12 @@ def input_gradient(
                 1, (first_h + padding - tap_h) // stride, (first_w + padding - tap_w) // stride, stride,
                 tap_h, tap_w, taps_h, taps_w, -1, first_h, first_w,
                 dy.stride(0), w.stride(0), dx.stride(0), w.stride(4), w.stride(1), w.stride(2), w.stride(3),
-                PRECISION=DOT[precision], **tile._asdict(),
+                **tile._asdict(),
             )  # fmt: skip
     return dx
 
 
-def weight_gradient(
-    dy: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, precision: str
-) -> Tensor:
+def weight_gradient(dy: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int) -> Tensor:
     """The gradient with respect to w, in float32."""
     clients, samples, out_h, out_w, outer = dy.shape
     inner = x.shape[4]
@@ -203,18 +188,19 @@ def weight_gradient(
     tile = weight_tile(outer, inner)
     tiles = kh * kw * triton.cdiv(outer, tile.BM) * triton.cdiv(inner, tile.BN)
     parts = max(1, min(rows // 512, FILL // (tiles * clients)))
-    part_rows = -(-(-(-rows // parts)) // 128) * 128
+    part_rows = triton.cdiv(triton.cdiv(rows, parts), 128) * 128
     dw = torch.empty(parts, clients, outer, kh, kw, inner, device=x.device, dtype=torch.float32)
     _weight_product[(tiles, clients, parts)](
         x, dy, dw, rows, inner, outer,
         x.shape[2], x.shape[3], out_h, out_w, stride, padding, kh, kw, parts, part_rows,
         x.stride(0), dy.stride(0), dw.stride(1), dw.stride(0),
-        PRECISION=DOT[precision], **tile._asdict(),
+        **tile._asdict(),
     )  # fmt: skip
     return dw[0] if parts == 1 else dw.sum(0)
 
 
 # --- group norm, with what follows it --------------------------------------------------------------------------------
+
 
 @triton.jit(do_not_specialize=["samples", "pixels", "groups"])
 def _norm_forward(
@@ -331,9 +317,7 @@ def norm_backward(
     each = channels // groups
     dx = torch.empty_like(x)
     dresidual = torch.empty_like(x) if residual else None
-    dweight, dbias = (
-        torch.empty(clients, samples, channels, device=x.device, dtype=torch.float32) for _ in range(2)
-    )
+    dweight, dbias = (torch.empty(clients, samples, channels, device=x.device, dtype=torch.float32) for _ in range(2))
     _norm_backward[(clients * samples, groups)](
         x, weight, y, dy, mean, rstd, dx, dx if dresidual is None else dresidual, dweight, dbias,
         samples, height * width, channels, groups, each,

@@ -29,13 +29,13 @@ class _Conv(torch.autograd.Function):
     """A convolution whose weights are rounded to the activations' type, and their gradient is not."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, stride: int, padding: int, precision: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
         from fedslr.engine import kernels
 
         rounded = w.to(x.dtype).permute(0, 1, 3, 4, 2).contiguous()
         ctx.save_for_backward(x, rounded)
-        ctx.how = stride, padding, precision
-        return kernels.forward(x, rounded, stride, padding, precision)
+        ctx.how = stride, padding
+        return kernels.forward(x, rounded, stride, padding)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
@@ -47,7 +47,7 @@ class _Conv(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = kernels.input_gradient(dy, w, x.shape[2], x.shape[3], *ctx.how)
         dw = kernels.weight_gradient(dy, x, w.shape[2], w.shape[3], *ctx.how)
-        return dx, dw.permute(0, 1, 4, 2, 3), None, None, None
+        return dx, dw.permute(0, 1, 4, 2, 3), None, None
 
 
 class _Norm(torch.autograd.Function):
@@ -70,16 +70,25 @@ class _Norm(torch.autograd.Function):
         return dx, dw, db, dr, None, None, None
 
 
-def _conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, precision: str) -> Tensor:
-    y: Tensor = _Conv.apply(x, w, stride, padding, precision)
+def _conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+    if x.dtype == torch.bfloat16:
+        y: Tensor = _Conv.apply(x, w, stride, padding)
+    else:
+        each = [F.conv2d(a.movedim(-1, 1), b, stride=stride, padding=padding) for a, b in zip(x, w, strict=True)]
+        y = torch.stack([a.movedim(1, -1) for a in each])
     return y if bias is None else y + bias.to(y.dtype)[:, None, None, None, :]
 
 
 def _norm(
     x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int, eps: float, relu: bool
 ) -> Tensor:
-    y: Tensor = _Norm.apply(x, weight, bias, residual, groups, eps, relu)
-    return y
+    if x.dtype == torch.bfloat16:
+        fused: Tensor = _Norm.apply(x, weight, bias, residual, groups, eps, relu)
+        return fused
+    each = F.group_norm(x.flatten(0, 1).movedim(-1, 1), groups, eps=eps).movedim(1, -1).unflatten(0, x.shape[:2])
+    y = each * weight[:, None, None, None, :] + bias[:, None, None, None, :]
+    y = y if residual is None else y + residual
+    return torch.relu(y) if relu else y
 
 
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -104,6 +113,12 @@ class _Unknown(Exception):
     """A layer that has no rule here."""
 
 
+ELEMENTWISE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.ReLU: torch.relu,
+    nn.Tanh: torch.tanh,
+    nn.Sigmoid: torch.sigmoid,
+    nn.SiLU: F.silu,
+}
 RELUS = (F.relu, torch.relu, nn.ReLU, "relu")
 ADDS = (operator.add, torch.add, "add")
 
@@ -125,14 +140,14 @@ def _pair(value: Any) -> int:
 class _Rewriter:
     """Walks a traced model and writes the graph of its stacked form."""
 
-    def __init__(self, model: nn.Module, precision: str) -> None:
+    def __init__(self, model: nn.Module, rounded: bool) -> None:
         self.traced = fx.symbolic_trace(model)
         self.modules = dict(self.traced.named_modules())
         for node in list(self.traced.graph.nodes):
             if node.op == "call_module" and isinstance(self.modules[str(node.target)], nn.Identity):
                 node.replace_all_uses_with(node.args[0])
                 self.traced.graph.erase_node(node)
-        self.precision = precision
+        self.rounded = rounded
         self.graph = fx.Graph()
         self.params = self.graph.placeholder("params")
         self.made: dict[fx.Node, fx.Node | None] = {}
@@ -154,7 +169,7 @@ class _Rewriter:
     def _node(self, node: fx.Node) -> fx.Node | None:
         if node.op == "placeholder":
             x = self.graph.placeholder("x")
-            return self.graph.call_function(_channels_last, (x, self.precision))
+            return self.graph.call_function(_channels_last, (x, self.rounded))
         if node.op == "output":
             return self.graph.output(self._new(node.args[0]))
         what = _what(node, self.modules)
@@ -174,8 +189,8 @@ class _Rewriter:
         raise _Unknown
 
     def _layer(self, node: fx.Node, name: str, layer: nn.Module, x: Any) -> fx.Node | None:
-        if isinstance(layer, nn.ReLU):
-            return self.graph.call_function(torch.relu, (x,))
+        if type(layer) in ELEMENTWISE:
+            return self.graph.call_function(ELEMENTWISE[type(layer)], (x,))
         if isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
             return self.graph.call_function(_flatten, (x,))
         if isinstance(layer, nn.Linear):
@@ -187,7 +202,7 @@ class _Rewriter:
             if not plain or isinstance(layer.padding, str):
                 raise _Unknown
             parts = (self._param(name, "weight", layer), self._param(name, "bias", layer))
-            how = (_pair(layer.stride), _pair(layer.padding), self.precision)
+            how = (_pair(layer.stride), _pair(layer.padding))
             return self.graph.call_function(_conv, (x, *parts, *how))
         if isinstance(layer, nn.GroupNorm) and layer.affine:
             return self._normalize(node, name, layer, x)
@@ -218,17 +233,20 @@ class _Rewriter:
         return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _channels_last(x: Tensor, precision: str) -> Tensor:
-    """Inputs as activations: (clients, samples, H, W, channels) in the type that is multiplied."""
+def _channels_last(x: Tensor, rounded: bool) -> Tensor:
+    """Inputs as activations: (clients, samples, H, W, channels), in half precision if that is wanted."""
     if x.ndim == 5:
         x = x.movedim(2, -1)
-    return x.to(torch.bfloat16).contiguous() if precision == "bf16" else x.contiguous()
+    return x.to(torch.bfloat16).contiguous() if rounded else x.contiguous()
 
 
-def stack(model: nn.Module, precision: str) -> Network | None:
-    """The model for stacked parameters; None if it has a layer without a rule here."""
+def stack(model: nn.Module, rounded: bool) -> Network | None:
+    """The model for stacked parameters; None if it has a layer without a rule here.
+
+    `rounded` models keep activations in bfloat16 and need a GPU; sums, norms and gradients of weights are in float32.
+    """
     try:
-        rewriter = _Rewriter(model, precision)
+        rewriter = _Rewriter(model, rounded)
         graph = rewriter.write()
     except (_Unknown, fx.proxy.TraceError, TypeError, ValueError):
         return None

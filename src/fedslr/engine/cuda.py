@@ -1,0 +1,254 @@
+"""The fast engine: a cohort's whole local training as one CUDA graph, captured once and replayed every round.
+
+The method's `local_update` runs under `torch.vmap`, as in the batched engine, but
+
+- gradients of all clients come from one network whose layers work on the whole cohort (`stacked`);
+- what `tree.map` does to a model's tensors is compiled to one kernel per tensor;
+- everything is recorded in a graph, whose inputs (states, broadcast, batches, step size) stay at one place in memory,
+  so that a round is some copies and one launch.
+
+Methods that read numbers back to choose a shape or a branch cannot be recorded; they run as the batched or, if that
+cannot be either, as the eager engine runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedslr import tree
+from fedslr.engine.batched import Batched, CohortTask, Together
+from fedslr.engine.stacked import Network, stack
+from fedslr.types import Params, Payload, Round
+
+# --- gradients of a cohort --------------------------------------------------------------------------------------------
+
+
+class _CohortGrad(torch.autograd.Function):
+    """∇f of one client; under `torch.vmap`, of all of them in one go."""
+
+    @staticmethod
+    def forward(task: Any, names: Any, free: int, filled: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return _CohortGrad._stacked(task, names, free, filled, [x[None] for x in tensors], one=True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, task: Any, names: Any, free: int, filled: bool, *tensors: Tensor) -> Any:
+        at = dims[4:]
+        whole = [
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip(tensors, at, strict=True)
+        ]
+        made = _CohortGrad._stacked(task, names, free, filled, whole)
+        return made, (0,) * len(made)
+
+    @staticmethod
+    def _stacked(
+        task: StackedTask, names: Any, free: int, filled: bool, tensors: Sequence[Tensor], one: bool = False
+    ) -> tuple[Tensor, ...]:
+        x, y, weight, *params = tensors
+        grads = task.cohort_grads(dict(zip(names, params, strict=True)), free, x, y, weight if filled else None)
+        return tuple(g[0] for g in grads) if one else tuple(grads)
+
+
+class StackedTask(CohortTask):
+    """The learning problem of a client whose gradients are computed together with those of its cohort."""
+
+    network: Network | None = None
+
+    def loss_grad(self, params: Params, batch: Any, frozen: Params | None = None) -> Params:
+        if self.network is None:
+            return super().loss_grad(params, batch, frozen)
+        whole = {**params, **(frozen or {})}
+        names = tuple(whole)
+        made = _CohortGrad.apply(
+            self, names, len(params), self.filled, batch.x, batch.y, batch.weight, *(whole[k] for k in names)
+        )
+        return dict(zip(params, made, strict=True))
+
+    def grad(self, params: Params, batch: Any, frozen: Params | None = None) -> Params:
+        wd = self.weight_decay
+        return tree.map(lambda g, v: g + wd * v, self.loss_grad(params, batch, frozen), params)
+
+    def cohort_grads(self, params: Params, free: int, x: Tensor, y: Tensor, weight: Tensor | None) -> list[Tensor]:
+        """∇f of the first `free` parameters, every tensor with a leading axis of clients."""
+        if self.network is None:
+            raise TypeError("the model could not be stacked")
+        inputs = {k: v.detach().requires_grad_() if i < free else v for i, (k, v) in enumerate(params.items())}
+        with torch.enable_grad():
+            outputs = self.network(inputs, x).to(next(iter(params.values())).dtype)
+            if weight is None:
+                loss = torch.vmap(self.loss_function)(outputs, y).sum()
+            else:
+                each = torch.vmap(self.loss_function)(outputs.flatten(0, 1)[:, None], y.flatten()[:, None])
+                loss = (each * weight.flatten()).sum()
+            wanted = list(inputs.values())[:free]
+            return list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
+
+
+# --- element-wise work -------------------------------------------------------------------------------------------------
+
+
+def _each(fn: Callable[..., Any], trees: list[list[Tensor]]) -> list[Tensor]:
+    return [fn(*leaves) for leaves in zip(*trees, strict=True)]
+
+
+class _Map(torch.autograd.Function):
+    """`fn` on the leaves of some trees; under `torch.vmap`, on those of all clients, compiled."""
+
+    @staticmethod
+    def forward(fn: Any, trees: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_each(fn, _divide(leaves, trees)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, fn: Any, trees: int, *leaves: Tensor) -> Any:
+        at = dims[2:]
+        whole = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(leaves, at, strict=True)]
+        made = _compiled()(fn, _divide(whole, trees))
+        batched = [any(d is not None for d in of_leaf) for of_leaf in zip(*_divide(at, trees), strict=True)]
+        return tuple(made), tuple(0 if b else None for b in batched)
+
+
+def _divide(flat: Sequence[Any], parts: int) -> list[list[Any]]:
+    size = len(flat) // parts
+    return [list(flat[i * size : (i + 1) * size]) for i in range(parts)]
+
+
+_cache: list[Any] = []
+
+
+def _compiled() -> Any:
+    """`_each`, compiled for every function and every set of shapes it meets."""
+    if not _cache:
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
+        _cache.append(torch.compile(_each, dynamic=False))
+    return _cache[0]
+
+
+def _fuse(fn: Callable[..., Any], trees: list[list[Any]]) -> list[Any]:
+    """`tree.map` for cohorts on a GPU."""
+    flat = [leaf for leaves in trees for leaf in leaves]
+    closed = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+    # Inside _Map a client's own numbers are out of reach, except as leaves.
+    own = any(isinstance(x, Tensor) and torch._C._functorch.is_batchedtensor(x) for x in closed)
+    if own or not flat or not all(isinstance(x, Tensor) for x in flat):
+        return _each(fn, trees)
+    made: tuple[Tensor, ...] = _Map.apply(fn, len(trees), *flat)
+    return list(made)
+
+
+# --- the engine --------------------------------------------------------------------------------------------------------
+
+
+def _like(x: Tensor, clients: int | None) -> Tensor:
+    """Room for a tensor, or for one of every client; a convolution's weights with their channels together."""
+    shape = x.shape if clients is None else (clients, *x.shape)
+    if x.ndim == 4:
+        *lead, o, i, h, w = shape
+        return x.new_empty(*lead, o, h, w, i).movedim(-1, -3)
+    return x.new_empty(shape)
+
+
+class _Recording(NamedTuple):
+    """A captured round and where its inputs and outputs lie."""
+
+    graph: torch.cuda.CUDAGraph
+    states: Any
+    payload: Any
+    numbers: dict[str, Tensor]
+    made: Together
+
+
+class Cuda(Batched):
+    """Trains a cohort on a GPU by replaying one graph."""
+
+    task_kind = StackedTask
+
+    def __init__(self, *args: Any, precision: str = "float32", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.precision = precision
+        rounded = precision == "bf16" and self.dtype == torch.float32
+        self.together.network = stack(self.task.model, rounded)  # type: ignore[attr-defined]
+        self._recordings: dict[Any, _Recording] = {}
+        self._plain = False
+
+    def train(
+        self, cohort: Sequence[int], states: Sequence[Any], payloads: Sequence[Payload], round: Round
+    ) -> Together:
+        if self._plain:
+            with tree.mapped_by(_fuse):
+                return super().train(cohort, states, payloads, round)
+        shared = all(payload is payloads[0] for payload in payloads)
+        batches = self._turn_to(cohort, round)
+        key = (len(cohort), shared, round.epochs, round.personal_epochs)
+        recording = self._recordings.get(key)
+        if recording is None:
+            recording = self._record(batches, states, payloads, shared, round)
+            if recording is None:
+                self._plain = True
+                return self.train(cohort, states, payloads, round)
+            self._recordings[key] = recording
+        self._load(recording, states, payloads, round)
+        recording.graph.replay()
+        return recording.made
+
+    def _load(self, recording: _Recording, states: Sequence[Any], payloads: Sequence[Payload], round: Round) -> None:
+        """Put a round's inputs where the graph reads them."""
+        to: list[Tensor] = []
+        source: list[Tensor] = []
+        for stacked, each in ((recording.states, states), (recording.payload, payloads)):
+            places = pytree.tree_leaves(stacked)
+            for slot, one in enumerate(each):
+                leaves = pytree.tree_leaves(one)
+                if leaves and places[0].ndim == leaves[0].ndim:
+                    to.extend(places)
+                    source.extend(leaves)
+                    break
+                to.extend(place[slot] for place in places)
+                source.extend(leaves)
+        if to:
+            torch._foreach_copy_(to, source)
+        for name, number in recording.numbers.items():
+            number.fill_(getattr(round, name))
+
+    def _record(
+        self, batches: Any, states: Sequence[Any], payloads: Sequence[Payload], shared: bool, round: Round
+    ) -> _Recording | None:
+        """Capture a cohort's round; None for a method whose work depends on numbers it reads back."""
+        clients = len(states)
+        room = pytree.tree_map(lambda x: _like(x, clients), states[0])
+        sent = pytree.tree_map(lambda x: _like(x, None if shared else clients), payloads[0])
+        numbers = {
+            "lr": torch.zeros((), dtype=torch.float64, device=self.device),
+            "decay": torch.zeros((), dtype=torch.float64, device=self.device),
+            "number": torch.zeros((), dtype=torch.int64, device=self.device),
+        }
+        asked = round._replace(**numbers)
+        graph = torch.cuda.CUDAGraph()
+        self._load(_Recording(graph, room, sent, numbers, Together((), {})), states, payloads, round)
+        beside = torch.cuda.Stream(self.device)
+        beside.wait_stream(torch.cuda.current_stream(self.device))
+        with tree.mapped_by(_fuse):
+            with torch.cuda.stream(beside):
+                # Once for compiling, and to see which batches the method asks for.
+                self._run(batches, room, sent, shared, asked)
+            torch.cuda.current_stream(self.device).wait_stream(beside)
+            torch.cuda.synchronize(self.device)
+            try:
+                with torch.cuda.graph(graph):
+                    made = self._run(batches, room, sent, shared, asked)
+            except RuntimeError:
+                torch.cuda.synchronize(self.device)
+                return None
+        return _Recording(graph, room, sent, numbers, made)
