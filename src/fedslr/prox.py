@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedslr import spectral
 from fedslr.matrix import LowRank, is_matrix, to_matrix
 
 
@@ -41,4 +42,7 @@ def nuclear_norm(x: Tensor) -> Tensor:
 
 def low_rank(params: dict[str, Tensor], threshold: float) -> dict[str, Tensor | LowRank]:
     """Singular value thresholding of every layer; one-dimensional parameters are left alone."""
-    return {k: singular_value_threshold(x, threshold) if is_matrix(x) else x for k, x in params.items()}
+    layers = {k: x for k, x in params.items() if is_matrix(x)}
+    if layers and all(x.is_cuda and x.dtype == torch.float32 for x in layers.values()):
+        return {**params, **spectral.threshold_all(layers, threshold)}
+    return {**params, **{k: singular_value_threshold(x, threshold) for k, x in layers.items()}}

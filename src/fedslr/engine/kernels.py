@@ -243,7 +243,7 @@ def _norm_forward(
 
 @triton.jit(do_not_specialize=["samples", "pixels", "groups"])
 def _norm_backward(
-    x, weight, y, dy, mean, rstd, dx, dresidual, dweight, dbias, samples, pixels, channels, groups, width,
+    x, weight, bias, y, dy, mean, rstd, dx, dresidual, dweight, dbias, samples, pixels, channels, groups, width,
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `_norm_forward`; those of scale and shift sample by sample."""
@@ -255,7 +255,10 @@ def _norm_backward(
     at = row * pixels * channels + group * width + c
     m = tl.load(mean + row * groups + group)
     r = tl.load(rstd + row * groups + group)
-    scale = tl.load(weight + client * channels + group * width + c, mask=there, other=0.0).to(tl.float32)
+    of_client = client * channels + group * width + c
+    scale = tl.load(weight + of_client, mask=there, other=0.0).to(tl.float32)
+    steep = scale * r
+    shift = tl.load(bias + of_client, mask=there, other=0.0).to(tl.float32) - m * steep
     by_scale = tl.zeros((BC,), tl.float32)
     by_shift = tl.zeros((BC,), tl.float32)
     p = tl.arange(0, BP)
@@ -263,9 +266,13 @@ def _norm_backward(
         mask = ((start + p) < pixels)[:, None] & there[None, :]
         here = at[None, :] + (start + p)[:, None] * channels
         g = tl.load(dy + here, mask=mask, other=0.0).to(tl.float32)
+        v = tl.load(x + here, mask=mask, other=0.0).to(tl.float32)
         if RELU:
-            g = tl.where(tl.load(y + here, mask=mask, other=0.0).to(tl.float32) > 0, g, 0.0)
-        v = (tl.load(x + here, mask=mask, other=0.0).to(tl.float32) - m) * r
+            if RESIDUAL:
+                g = tl.where(tl.load(y + here, mask=mask, other=0.0).to(tl.float32) > 0, g, 0.0)
+            else:
+                g = tl.where(v * steep[None, :] + shift[None, :] > 0, g, 0.0)
+        v = (v - m) * r
         by_scale += tl.sum(g * v, 0)
         by_shift += tl.sum(g, 0)
     tl.store(dweight + row * channels + group * width + c, by_scale, mask=there)
@@ -277,9 +284,13 @@ def _norm_backward(
         mask = ((start + p) < pixels)[:, None] & there[None, :]
         here = at[None, :] + (start + p)[:, None] * channels
         g = tl.load(dy + here, mask=mask, other=0.0).to(tl.float32)
+        v = tl.load(x + here, mask=mask, other=0.0).to(tl.float32)
         if RELU:
-            g = tl.where(tl.load(y + here, mask=mask, other=0.0).to(tl.float32) > 0, g, 0.0)
-        v = (tl.load(x + here, mask=mask, other=0.0).to(tl.float32) - m) * r
+            if RESIDUAL:
+                g = tl.where(tl.load(y + here, mask=mask, other=0.0).to(tl.float32) > 0, g, 0.0)
+            else:
+                g = tl.where(v * steep[None, :] + shift[None, :] > 0, g, 0.0)
+        v = (v - m) * r
         if RESIDUAL:
             tl.store(dresidual + here, g.to(dresidual.dtype.element_ty), mask=mask)
         d = (g * scale[None, :] - level - v * along) * r
@@ -309,18 +320,19 @@ def norm_forward(
 
 
 def norm_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, y: Tensor, mean: Tensor, rstd: Tensor, residual: bool, relu: bool
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor | None, mean: Tensor, rstd: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients with respect to x, scale, shift and residual."""
+    """The gradients with respect to x, scale, shift and residual; y is what came out, where there was a residual."""
     clients, samples, height, width, channels = x.shape
     groups = mean.shape[1]
     each = channels // groups
     dx = torch.empty_like(x)
-    dresidual = torch.empty_like(x) if residual else None
-    dweight, dbias = (torch.empty(clients, samples, channels, device=x.device, dtype=torch.float32) for _ in range(2))
+    dresidual = None if y is None else torch.empty_like(x)
+    by_sample = torch.empty(2, clients, samples, channels, device=x.device, dtype=torch.float32)
     _norm_backward[(clients * samples, groups)](
-        x, weight, y, dy, mean, rstd, dx, dx if dresidual is None else dresidual, dweight, dbias,
+        x, weight, bias, x if y is None else y, dy, mean, rstd, dx, dx if dresidual is None else dresidual, *by_sample,
         samples, height * width, channels, groups, each,
-        RESIDUAL=residual, RELU=relu, **_norm_tile(each),
+        RESIDUAL=y is not None, RELU=relu, **_norm_tile(each),
     )  # fmt: skip
-    return dx, dweight.sum(1), dbias.sum(1), dresidual
+    dweight, dbias = by_sample.sum(2)
+    return dx, dweight, dbias, dresidual

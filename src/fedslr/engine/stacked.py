@@ -24,6 +24,9 @@ Network = Callable[[Params, Tensor], Tensor]
 
 # --- layers ----------------------------------------------------------------------------------------------------------
 
+WIDE = 16
+"""Channels that the matrix units take at a time."""
+
 
 class _Conv(torch.autograd.Function):
     """A convolution whose weights are rounded to the activations' type, and their gradient is not."""
@@ -58,25 +61,37 @@ class _Norm(torch.autograd.Function):
         from fedslr.engine import kernels
 
         y, mean, rstd = kernels.norm_forward(x, weight, bias, residual, groups, eps, relu)
-        ctx.save_for_backward(x, weight, y, mean, rstd)
-        ctx.how = residual is not None, relu
+        ctx.save_for_backward(x, weight, bias, None if residual is None else y, mean, rstd)
+        ctx.relu = relu
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
         from fedslr.engine import kernels
 
-        dx, dw, db, dr = kernels.norm_backward(dy.contiguous(), *ctx.saved_tensors, *ctx.how)
+        dx, dw, db, dr = kernels.norm_backward(dy.contiguous(), *ctx.saved_tensors, ctx.relu)
         return dx, dw, db, dr, None, None, None
 
 
 def _conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     if x.dtype == torch.bfloat16:
+        if w.shape[2] < WIDE:
+            x, w, stride, padding = *_as_pixels(x, w, stride, padding), 1, 0
         y: Tensor = _Conv.apply(x, w, stride, padding)
     else:
         each = [F.conv2d(a.movedim(-1, 1), b, stride=stride, padding=padding) for a, b in zip(x, w, strict=True)]
         y = torch.stack([a.movedim(1, -1) for a in each])
     return y if bias is None else y + bias.to(y.dtype)[:, None, None, None, :]
+
+
+def _as_pixels(x: Tensor, w: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:
+    """A convolution of few channels as one of single pixels that hold a whole patch each."""
+    kh, kw = w.shape[3:]
+    x = F.pad(x, (0, 0, padding, padding, padding, padding)).unfold(2, kh, stride).unfold(3, kw, stride)
+    x = x.permute(0, 1, 2, 3, 5, 6, 4).flatten(4)
+    w = w.permute(0, 1, 3, 4, 2).flatten(2)
+    fill = -x.shape[-1] % WIDE
+    return F.pad(x, (0, fill)), F.pad(w, (0, fill))[..., None, None]
 
 
 def _norm(
