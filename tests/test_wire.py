@@ -13,21 +13,26 @@ import safetensors.numpy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedslr import wire
 from fedslr.errors import WireError
 from fedslr.matrix import LowRank, matrix_shape
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
+DTYPES = list(wire.DTYPES.values())
 
 
 @st.composite
-def tensors(draw):
-    shape = tuple(draw(st.lists(st.integers(0, 12), max_size=4)))
-    density = draw(st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+def tensors(draw, clients=()):
+    """Any shape, element type, density and order of axes in memory; zeros of either sign."""
+    shape = (*clients, *draw(st.lists(st.integers(0, 12), max_size=4)))
+    density = draw(st.sampled_from([0.0, 0.02, 0.3, 0.9, 1.0]))
+    zero = draw(st.sampled_from([0.0, -0.0]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    values = rng.normal(size=shape) * 10 * (rng.random(shape) < density)
-    return torch.from_numpy(np.asarray(values)).to(draw(st.sampled_from(DTYPES)))
+    values = np.where(rng.random(shape) < density, rng.normal(size=shape) * 10, zero)
+    x = torch.from_numpy(np.asarray(values)).to(draw(st.sampled_from(DTYPES)))
+    axes = draw(st.permutations(range(x.ndim)))
+    return x.permute(axes).contiguous().permute([axes.index(a) for a in range(x.ndim)])
 
 
 @st.composite
@@ -342,3 +347,180 @@ def test_mutants_with_a_valid_checksum_are_rejected_or_well_formed():
                 assert not leaf.is_floating_point() or torch.isfinite(leaf).all()
         assert total <= 10_000
     assert rejected > 1_000
+
+
+# --- sizes of messages that are never made --------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees)
+def test_a_message_has_the_size_that_was_measured(tree):
+    assert wire.measure(tree) == wire.encode(tree).size
+
+
+@st.composite
+def cohorts(draw):
+    """A stacked tree, and how many clients it holds."""
+    clients = draw(st.integers(1, 4))
+    leaves = tensors((clients,)) | plain
+    branches = st.recursive(leaves, lambda inner: st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=6)
+    tree = draw(st.dictionaries(st.text(min_size=1, max_size=8), branches, max_size=5))
+    return tree | {"": draw(tensors((clients,)))}, clients
+
+
+def part(tree, client):
+    return {
+        k: part(x, client) if isinstance(x, dict) else x[client] if isinstance(x, torch.Tensor) else x
+        for k, x in tree.items()
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(cohorts())
+def test_every_message_of_a_cohort_has_the_size_that_was_measured(cohort):
+    tree, clients = cohort
+    messages = [wire.encode(part(tree, client)).size for client in range(clients)]
+    counts = wire.nonzeros(tree, True)
+    assert counts.dtype == torch.int64
+    assert wire.sizes(tree, counts) == wire.sizes(tree, counts.numpy()) == messages
+    assert all(torch.equal(counts[i], wire.nonzeros(part(tree, i), False)) for i in range(clients))
+
+
+def test_nothing_has_no_size():
+    assert wire.NOTHING.size == wire.Size(0, 0)
+    assert wire.measure({}) == wire.encode({}).size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 5, 96, 97, 1000])
+def test_sizes_are_exact_where_one_encoding_overtakes_another(dtype, size):
+    for count in range(0, size + 1, max(1, size // 200)):
+        x = torch.zeros(size, dtype=dtype)
+        x[:count] = 1
+        assert wire.measure({"x": x}) == wire.encode({"x": x}).size
+
+
+@pytest.mark.parametrize("rank", [0, 1, 9, 10, 11, 20])
+def test_factors_are_measured_as_they_travel(rank):
+    """Also those that are multiplied out, whose product may be full of zeros."""
+    u, v = torch.randn(rank, 30).T, torch.randn(rank, 20).T
+    u = u * (torch.arange(30) % 3 == 0)[:, None]
+    for shape in ((30, 20), (10, 5, 3, 4)):
+        tree = {"w": LowRank(u.clone().requires_grad_(), v, shape)}
+        assert wire.measure(tree) == wire.encode(tree).size
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.eye(30)[:, ::2],
+        torch.eye(30).T[3:],
+        torch.zeros(1).expand(500),
+        -torch.zeros(40, 1).expand(40, 30),
+        torch.eye(30).bfloat16()[::3].T,
+        torch.eye(30, requires_grad=True),
+        torch.randn(8, 3, 5, 5).to(memory_format=torch.channels_last),
+    ],
+)
+def test_any_strides_are_measured(x):
+    assert wire.measure({"x": x}) == wire.encode({"x": x}).size
+    stacked = {"x": x, "y": torch.ones(len(x))}
+    parts = [wire.encode({"x": row, "y": torch.ones(())}).size for row in x]
+    assert wire.sizes(stacked, wire.nonzeros(stacked, True)) == parts
+
+
+def test_a_measured_tree_is_refused_as_an_encoded_one_is():
+    for measured in (wire.measure, lambda tree: wire.nonzeros(tree, True), lambda tree: wire.nonzeros(tree, False)):
+        with pytest.raises(TypeError, match="only tensors"):
+            measured({"x": object()})
+        with pytest.raises(TypeError, match=r"elements of torch\.complex64"):
+            measured({"x": torch.zeros(2, dtype=torch.complex64)})
+        with pytest.raises(WireError, match="'x' is not finite"):
+            measured({"x": float("nan")})
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {},
+        {"n": 3},
+        {"x": torch.ones(())},
+        {"x": torch.ones(2), "y": torch.ones(3)},
+        {"x": torch.ones(2), "w": LowRank(torch.ones(2, 1), torch.ones(2, 1), (2, 2))},
+    ],
+)
+def test_what_is_not_stacked_is_refused(tree):
+    with pytest.raises(ValueError, match="stacked"):
+        wire.nonzeros(tree, True)
+    with pytest.raises(ValueError, match="stacked"):
+        wire.sizes(tree, torch.ones(2, 1, dtype=torch.int64))
+
+
+def test_a_cohort_of_nobody_sends_nothing():
+    tree = {"x": torch.ones(0, 5)}
+    assert wire.sizes(tree, wire.nonzeros(tree, True)) == []
+
+
+STORED_SHAPES = st.lists(st.integers(0, 9) | st.sampled_from([10, 99, 100]), max_size=3).map(tuple)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(st.from_regex(r"[0-9]{1,3}(\.[a-z]{1,7})?", fullmatch=True), STORED_SHAPES, max_size=40),
+    st.randoms(use_true_random=False),
+)
+def test_the_length_of_a_body_is_known(shapes, rng):
+    assert_length_is_known({name: wire.Part(rng.choice(DTYPES), shape) for name, shape in shapes.items()})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_length_of_a_body_of_hundreds_of_arrays_is_known(seed):
+    rng = random.Random(seed)
+    shapes = [(), (0,), (3,), (64,), (7, 0, 2), (1000,), (33, 5, 3)]
+    assert_length_is_known({str(i): wire.Part(rng.choice(DTYPES), rng.choice(shapes)) for i in range(700)})
+
+
+def assert_length_is_known(parts):
+    arrays = {name: wire._array(torch.zeros(part.shape, dtype=part.element)) for name, part in parts.items()}
+    assert wire._body_bytes(parts) == len(safetensors.numpy.save(arrays))
+
+
+class Watch(TorchDispatchMode):
+    """The names of all operations, of which some would wait for the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.overloadpacket.__name__)
+        return func(*args, **kwargs or {})
+
+
+def test_counting_a_cohort_waits_for_nothing():
+    tree = {str(i): torch.randn(3, 20, 20).mT for i in range(5)}
+    with Watch() as watch:
+        wire.nonzeros(tree, True)
+    assert not {"_local_scalar_dense", "item", "_to_copy", "clone", "copy_", "nonzero"} & set(watch.seen)
+    assert watch.seen.count("sum") == len(tree)
+
+
+@pytest.mark.gpu
+def test_only_counts_leave_the_gpu():
+    tree = {
+        "dense": torch.randn(3, 40, 30),
+        "sparse": torch.eye(60).expand(3, 60, 60),
+        "permuted": torch.eye(60).expand(3, 60, 60).permute(0, 2, 1),
+        "bf16": -torch.zeros(3, 100, dtype=torch.bfloat16),
+        "scalar": torch.ones(3),
+    }
+    there = wire.to_device(tree, "cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        counts = wire.nonzeros(there, True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert counts.device.type == "cuda"
+    assert wire.sizes(there, counts.cpu()) == [wire.encode(part(tree, i)).size for i in range(3)]
+    mixed = {"there": part(there, 0), "here": part(tree, 1), "w": LowRank(*torch.ones(2, 9, 9).cuda(), (9, 9))}
+    assert wire.measure(mixed) == wire.encode(mixed).size

@@ -14,7 +14,7 @@ from typing import IO, Any
 from fedslr.errors import CheckpointError, FedslrError
 from fedslr.metrics import Evaluation, PerClient, average
 from fedslr.store import write_durably
-from fedslr.wire import Message
+from fedslr.wire import Size
 
 try:
     import fcntl
@@ -42,13 +42,13 @@ class Record:
     accuracy_personal_per_client: PerClient | None = None
     diagnostics: dict[str, float] | None = None
 
-    def count_down(self, message: Message) -> None:
-        self.bytes_down += len(message.data)
-        self.numbers_down += message.numbers
+    def count_down(self, size: Size) -> None:
+        self.bytes_down += size.bytes
+        self.numbers_down += size.numbers
 
-    def count_up(self, message: Message) -> None:
-        self.bytes_up += len(message.data)
-        self.numbers_up += message.numbers
+    def count_up(self, size: Size) -> None:
+        self.bytes_up += size.bytes
+        self.numbers_up += size.numbers
 
     def add_evaluation(self, found: Evaluation) -> None:
         self.accuracy_global, self.accuracy_global_per_client = average(found.global_), found.global_

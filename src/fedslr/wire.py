@@ -14,6 +14,9 @@ A message is a short frame around a safetensors body:
 The body describes itself: its entry `header` is JSON that lists, for every leaf of the tree, its path, encoding,
 element type and shape. `decode` believes nothing: it answers anything but a well-formed, finite message of acceptable
 size with a WireError.
+
+A message need not be made to know its size: `measure` is exact and reads of each tensor only how many of its numbers
+are not zero, so that nothing but those counts leaves the device; `nonzeros` and `sizes` do it for a whole cohort.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, prod
 from typing import Any, NamedTuple
 
@@ -59,8 +62,50 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+STORED = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.float16: "F16",
+    torch.bfloat16: "I16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls an element as we store it (numpy has no bfloat16), in the order in which it lays them out."""
+
+PATTERNS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers of so many bytes: bit patterns, to which a negative zero is not zero."""
+
 Array = np.ndarray[Any, Any]
 Path = tuple[str, ...]
+Line = tuple[Path, str, str, Any]
+
+
+class Size(NamedTuple):
+    """What a message costs: its bytes, and its numbers, which the paper's tables count."""
+
+    bytes: int
+    numbers: int
+
+
+class Part(NamedTuple):
+    """One array of a body, without its contents."""
+
+    element: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * self.element.itemsize
+
+
+class Plan(NamedTuple):
+    """How a leaf travels: its line of the header, its arrays by the ending of their names, the numbers they carry."""
+
+    line: Line
+    parts: dict[str, Part]
+    numbers: int
 
 
 class Packed(NamedTuple):
@@ -82,19 +127,37 @@ def _bits(flat: Array) -> Array:
     return flat.view(f"u{flat.itemsize}")
 
 
-def _choose(flat: Array) -> tuple[str, int]:
-    """The smallest encoding of a dense array, and how many numbers it carries."""
-    size, width = flat.size, flat.itemsize
+def _choose(size: int, width: int, count: int) -> str:
+    """The smallest encoding of so many elements of so many bytes, `count` of them not zero."""
     if size * width <= ENTRY:
-        return "dense", size
-    count = int(np.count_nonzero(_bits(flat)))
+        return "dense"
     costs = {
         "dense": size * width,
         "bitmap": (size + 7) // 8 + count * width + ENTRY,
         "indices": count * (width + _index_bytes(size)) + ENTRY,
     }
-    kind = min(costs, key=lambda kind: costs[kind])
-    return kind, size if kind == "dense" else count
+    return min(costs, key=lambda kind: costs[kind])
+
+
+def _plan(path: Path, leaf: Any, count: int = 0) -> Plan:
+    """How a settled leaf travels; of a tensor, it matters how many of its elements are not zero."""
+    if isinstance(leaf, LowRank):
+        parts = {".u": Part(leaf.u.dtype, tuple(leaf.u.shape)), ".v": Part(leaf.v.dtype, tuple(leaf.v.shape))}
+        return Plan((path, "factors", NAMES[leaf.u.dtype], leaf.shape), parts, leaf.numbers)
+    if isinstance(leaf, Tensor):
+        shape, size = tuple(leaf.shape), leaf.numel()
+        kind = _choose(size, leaf.element_size(), count)
+        line = (path, kind, NAMES[leaf.dtype], shape)
+        if kind == "dense":
+            return Plan(line, {"": Part(leaf.dtype, shape)}, size)
+        if kind == "bitmap":
+            positions = Part(torch.uint8, ((size + 7) // 8,))
+        else:
+            positions = Part(torch.int32 if _index_bytes(size) == 4 else torch.int64, (count,))
+        return Plan(line, {".values": Part(leaf.dtype, (count,)), f".{kind}": positions}, count)
+    if isinstance(leaf, dict):
+        return Plan((path, "empty", "", ()), {}, 0)
+    return Plan((path, "plain", "", leaf), {}, 0)
 
 
 def _settle(leaf: Any) -> Any:
@@ -130,7 +193,7 @@ def _array(x: Tensor) -> Array:
 
 def _require_finite(x: Tensor, path: Path) -> None:
     # A sum meets every NaN and infinity, so a finite one clears the tensor; overflow alone needs the second look.
-    if x.is_floating_point() and not isfinite(float(x.sum())) and not bool(torch.isfinite(x).all()):
+    if x.is_floating_point() and not isfinite(float(x.detach().sum())) and not bool(torch.isfinite(x).all()):
         raise WireError(f"'{_name(path)}' has numbers that are not finite (NaN or infinity)")
 
 
@@ -142,56 +205,62 @@ def require_finite(tree: Tree) -> None:
                 _require_finite(x, path)
 
 
-def pack(tree: Tree) -> Packed:
-    """A tree of tensors, factors and plain values as named arrays, each in its smallest encoding."""
-    header: list[tuple[Path, str, str, Any]] = []
-    arrays: dict[str, Array] = {}
-    count = 0
+def _settled(tree: Tree) -> Iterator[tuple[Path, Any]]:
+    """The leaves as they travel: tensors, factors, plain values, empty dictionaries; a TypeError for anything else."""
     for path, leaf in _leaves(tree):
-        entry = str(len(header))
-        leaf = _settle(leaf)
-        element = leaf.u.dtype if isinstance(leaf, LowRank) else getattr(leaf, "dtype", None)
-        if element is not None and element not in NAMES:
-            raise TypeError(f"'{_name(path)}' has elements of {element}, which do not travel")
-        if isinstance(leaf, LowRank):
-            for name, factor in (("u", leaf.u), ("v", leaf.v)):
-                _require_finite(factor, path)
-                arrays[f"{entry}.{name}"] = _array(factor)
-            header.append((path, "factors", NAMES[leaf.u.dtype], leaf.shape))
-            count += leaf.numbers
-        elif isinstance(leaf, Tensor):
-            _require_finite(leaf, path)
-            kind, parts, carried = _fold(_array(leaf))
-            arrays |= {entry + part: array for part, array in parts.items()}
-            header.append((path, kind, NAMES[leaf.dtype], tuple(leaf.shape)))
-            count += carried
-        elif isinstance(leaf, dict):
-            header.append((path, "empty", "", ()))
-        elif isinstance(leaf, float) and not isfinite(leaf):
+        for x in leaf[:2] if isinstance(leaf, LowRank) else [leaf]:
+            element = getattr(x, "dtype", None)
+            if element is not None and element not in NAMES:
+                raise TypeError(f"'{_name(path)}' has elements of {element}, which do not travel")
+        if isinstance(leaf, float) and not isfinite(leaf):
             raise WireError(f"'{_name(path)}' is not finite")
-        elif leaf is None or isinstance(leaf, str | int | float | bool):
-            header.append((path, "plain", "", leaf))
-        else:
+        if not (leaf is None or isinstance(leaf, Tensor | LowRank | dict | str | int | float | bool)):
             raise TypeError(
                 f"'{_name(path)}' is a {type(leaf).__name__}: only tensors, factors and plain values travel"
             )
-    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
-    arrays["header"] = np.frombuffer(text, np.uint8)
-    return Packed(arrays, count)
+        yield path, _settle(leaf)
 
 
-def _fold(array: Array) -> tuple[str, dict[str, Array], int]:
-    """The encoding of a dense array, its parts, and how many numbers they carry."""
-    flat = array.reshape(-1)
-    kind, count = _choose(flat)
+def _write_header(lines: Sequence[Line]) -> bytes:
+    return json.dumps(lines, separators=(",", ":"), allow_nan=False).encode()
+
+
+def pack(tree: Tree) -> Packed:
+    """A tree of tensors, factors and plain values as named arrays, each in its smallest encoding."""
+    lines: list[Line] = []
+    arrays: dict[str, Array] = {}
+    numbers = 0
+    for path, leaf in _settled(tree):
+        parts: dict[str, Array] = {}
+        if isinstance(leaf, LowRank):
+            for name, factor in ((".u", leaf.u), (".v", leaf.v)):
+                _require_finite(factor, path)
+                parts[name] = _array(factor)
+            plan = _plan(path, leaf)
+        elif isinstance(leaf, Tensor):
+            _require_finite(leaf, path)
+            array = _array(leaf)
+            nonzero = _bits(array.reshape(-1)) != 0
+            plan = _plan(path, leaf, int(np.count_nonzero(nonzero)))
+            parts = _fold(array, nonzero, plan.line[1])
+        else:
+            plan = _plan(path, leaf)
+        arrays |= {f"{len(lines)}{part}": array for part, array in parts.items()}
+        lines.append(plan.line)
+        numbers += plan.numbers
+    arrays["header"] = np.frombuffer(_write_header(lines), np.uint8)
+    return Packed(arrays, numbers)
+
+
+def _fold(array: Array, nonzero: Array, kind: str) -> dict[str, Array]:
+    """The parts of a dense array in an encoding, given which of its elements are not zero."""
     if kind == "dense":
-        return kind, {"": array}, count
-    nonzero = _bits(flat) != 0
+        return {"": array}
     if kind == "bitmap":
         positions: Array = np.packbits(nonzero)
     else:
-        positions = np.flatnonzero(nonzero).astype(np.int32 if _index_bytes(flat.size) == 4 else np.int64)
-    return kind, {".values": flat[nonzero], f".{kind}": positions}, count
+        positions = np.flatnonzero(nonzero).astype(np.int32 if _index_bytes(array.size) == 4 else np.int64)
+    return {".values": array.reshape(-1)[nonzero], f".{kind}": positions}
 
 
 def unpack(arrays: dict[str, Array], max_numbers: int = MAX_NUMBERS) -> Tree:
@@ -331,6 +400,10 @@ class Message(NamedTuple):
     data: bytes
     numbers: int
 
+    @property
+    def size(self) -> Size:
+        return Size(len(self.data), self.numbers)
+
 
 NOTHING = Message(b"", 0)
 """What a method sends that has nothing to say: no message at all."""
@@ -403,3 +476,87 @@ def unfold(tree: Tree) -> Tree:
         else:
             out[key] = unfold(leaf) if isinstance(leaf, dict) else leaf
     return out
+
+
+# --- sizes of messages that are never made --------------------------------------------------------------------------
+
+
+def measure(tree: Tree) -> Size:
+    """`encode(tree).size`, without the message: one number per tensor leaves the device, all in one transfer.
+
+    Whether the tensors are finite is not looked at.
+    """
+    leaves = list(_settled(tree))
+    return _size(leaves, _count([x[None] for _, x in leaves if isinstance(x, Tensor)])[0].tolist())
+
+
+def nonzeros(tree: Tree, stacked: bool) -> Tensor:
+    """How many elements of each tensor are not zero as bit patterns, in the order of the leaves, on their device.
+
+    Of a stacked tree, whose tensors have the clients as their first axis: (clients, tensors); else (tensors,). Nothing
+    waits for the device. Factors are counted as the tensor they travel as, if they do not travel as factors.
+    """
+    if stacked:
+        return _count([leaf for _, leaf in _stacked(tree) if isinstance(leaf, Tensor)])
+    return _count([leaf[None] for _, leaf in _settled(tree) if isinstance(leaf, Tensor)])[0]
+
+
+def sizes(tree: Tree, counts: Array | Tensor) -> list[Size]:
+    """What `measure` says of every client's part of a stacked tree, from its `nonzeros` once they are on the host."""
+    rows: list[list[int]] = counts.tolist()
+    if not rows:
+        return []
+    leaves = [(path, leaf[0] if isinstance(leaf, Tensor) else leaf) for path, leaf in _stacked(tree)]
+    return [_size(leaves, row) for row in rows]
+
+
+def _stacked(tree: Tree) -> list[tuple[Path, Any]]:
+    """The leaves of a tree whose tensors have the clients as their first axis; a ValueError for any other."""
+    if any(isinstance(leaf, LowRank) for _, leaf in _leaves(tree)):
+        raise ValueError("factors cannot be stacked: clients differ in rank; measure each client's tree by itself")
+    leaves = list(_settled(tree))
+    first = {tuple(leaf.shape[:1]) for _, leaf in leaves if isinstance(leaf, Tensor)}
+    if len(first) != 1 or first == {()}:
+        raise ValueError("a stacked tree has tensors, all with the clients as their first axis")
+    return leaves
+
+
+def _count(tensors: Sequence[Tensor]) -> Tensor:
+    """(clients, tensors): the bit patterns that are not zero in each client's part of each tensor."""
+    if not tensors:
+        return torch.zeros(1, 0, dtype=torch.int64)
+    counts = []
+    for x in tensors:
+        # A view keeps whatever strides there are; a last axis of 1 gives even a scalar per client one to sum over.
+        patterns = x.detach().view(PATTERNS[x.element_size()]).unsqueeze(-1)
+        counts.append((patterns != 0).sum(dim=tuple(range(1, patterns.ndim))))
+    # A tree may keep a counter or two on the CPU; they go to where the model is, which waits for nothing.
+    device = next((c.device for c in counts if c.device.type != "cpu"), counts[0].device)
+    return torch.stack([c.to(device, non_blocking=True) for c in counts], dim=1)
+
+
+def _size(leaves: Iterable[tuple[Path, Any]], counts: Iterable[int]) -> Size:
+    """The size of a message with these settled leaves, given the non-zeros of each tensor among them, in order."""
+    left = iter(counts)
+    plans = [_plan(path, leaf, next(left) if isinstance(leaf, Tensor) else 0) for path, leaf in leaves]
+    parts = {f"{i}{ending}": part for i, plan in enumerate(plans) for ending, part in plan.parts.items()}
+    header = _write_header([plan.line for plan in plans])
+    parts["header"] = Part(torch.uint8, (len(header),))
+    return Size(FRAME.size + _body_bytes(parts), sum(plan.numbers for plan in plans))
+
+
+def _body_bytes(parts: Mapping[str, Part]) -> int:
+    """The length of what safetensors makes of such arrays.
+
+    Eight bytes of length, the index as JSON padded to a multiple of eight, then the arrays, ordered by element type and
+    name. The index says where each array lies, so that the order decides how many digits it has.
+    """
+    rank = {element: place for place, element in enumerate(STORED)}
+    index: dict[str, Any] = {}
+    at = 0
+    for name, part in sorted(parts.items(), key=lambda item: (rank[item[1].element], item[0])):
+        end = at + part.bytes
+        index[name] = {"dtype": STORED[part.element], "shape": part.shape, "data_offsets": (at, end)}
+        at = end
+    text = json.dumps(index, separators=(",", ":"))
+    return 8 + (len(text) + 7) // 8 * 8 + at

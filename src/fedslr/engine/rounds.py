@@ -139,7 +139,7 @@ class Simulation:
             except Exception as error:
                 error.add_note(f"in {where} ({self.algorithm.name})")
                 raise
-            record.count_up(message)
+            record.count_up(message.size)
             if self.settings.diagnostics:
                 kept["local"] = tree.add(self.payload, upload)
             mean.add(self._received(message), self.algorithm.weight(self.examples[client]))
@@ -156,10 +156,10 @@ class Simulation:
         """What one client is sent: the broadcast that all share, or, where the method addresses it, a part of it."""
         mine = self.algorithm.addressed(self.broadcast, state)
         if mine is self.broadcast:
-            record.count_down(self.message)
+            record.count_down(self.message.size)
             return self.payload
         message = wire.encode(mine)
-        record.count_down(message)
+        record.count_down(message.size)
         return self._received(message)
 
     def _received(self, message: wire.Message) -> Payload:
