@@ -39,7 +39,9 @@ class Settings:
     selection: Annotated[str, one_of(*SELECTIONS, "custom"), "how a round's clients are drawn"] = "uniform"
     seed: Annotated[int, seed_range, "of split, start, cohorts and batches"] = 0
     device: Annotated[str, "auto, cpu, cuda, cuda:1, …"] = "auto"
-    dtype: Annotated[str, one_of(*DTYPES), "precision of training"] = "float32"
+    dtype: Annotated[str, one_of(*DTYPES), "type of all numbers that are kept"] = "float32"
+    engine: Annotated[str, one_of("auto", "eager", "batched", "cuda"), "how a cohort is trained"] = "auto"
+    precision: Annotated[str, one_of("float32", "tf32", "bf16"), "of products on a GPU"] = "float32"
     store: Annotated[str, one_of("memory", "disk"), "where clients' states live while the run goes on"] = "memory"
     diagnostics: Annotated[bool, "record the quantities of the convergence theory on evaluation rounds"] = False
     evaluate_every: Annotated[int, at_least_one, "rounds between evaluations; the last round always is one"] = 5

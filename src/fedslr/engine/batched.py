@@ -7,11 +7,22 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
+from fedslr import tree
+from fedslr.data.batches import EVALUATION
 from fedslr.data.cohort import CohortBatches, CohortData, Shape
-from fedslr.engine.eager import Eager
+from fedslr.data.normalization import inputs
+from fedslr.engine.eager import CHUNK, Eager
 from fedslr.types import Batch, Params, Payload, Round, Task
+
+TOGETHER = 10
+"""Clients whose models are evaluated at once."""
+
+
+class Unbatchable(Exception):
+    """A method or a model whose clients cannot be trained together."""
 
 
 class Together(NamedTuple):
@@ -20,10 +31,23 @@ class Together(NamedTuple):
     states: Any
     uploads: Payload
 
-    def one(self, slot: int) -> tuple[Any, Payload]:
-        """What one client made of it."""
-        mine: tuple[Any, Payload] = pytree.tree_map(lambda x: x[slot].clone(), tuple(self))
+    def one(self, slot: int, with_upload: bool = True) -> tuple[Any, Payload]:
+        """What one client made of it, in memory of its own."""
+        wanted = (self.states, self.uploads if with_upload else {})
+        mine: tuple[Any, Payload] = pytree.tree_map(lambda x: x[slot].clone(), wanted)
         return mine
+
+    def mean(self, weights: Sequence[float]) -> Payload:
+        """The weighted mean of the uploads."""
+        if len(set(weights)) == 1:
+            return tree.map(lambda x: x.mean(0), self.uploads)
+        total = sum(weights)
+
+        def weighted(x: Tensor) -> Tensor:
+            shares = torch.tensor([w / total for w in weights], dtype=x.dtype, device=x.device)
+            return (x * shares.view(-1, *[1] * (x.ndim - 1))).sum(0)
+
+        return tree.map(weighted, self.uploads)
 
 
 class CohortTask(Task):
@@ -41,6 +65,11 @@ class CohortTask(Task):
 
     filled = False
     """Whether batches may hold samples that are only there to fill them."""
+
+    def cohort_outputs(self, params: Params, x: Tensor) -> Tensor:
+        """What stacked models say to a batch for each, outside `torch.vmap`."""
+        outputs: Tensor = torch.vmap(self.outputs)(params, x)
+        return outputs
 
     def loss_grad(self, params: Params, batch: Any, frozen: Params | None = None) -> Params:
         def loss(params: Params) -> Tensor:
@@ -70,25 +99,38 @@ class Batched(Eager):
         self.shape = Shape.of([len(c.y) for c in self.clients], self.batch_size)
         self.together = self.task_kind(self.task.model, self.task.loss_function, self.task.weight_decay)
         self.together.filled = self.shape.ragged
-        self._batches: dict[int, CohortBatches] = {}
+        self._batches: dict[tuple[int, bool], CohortBatches] = {}
+
+    def one_by_one(self) -> Eager:
+        """The plain engine for the same run."""
+        return Eager(
+            self.algorithm, self.task, self.clients, self.batch_size, self.seed, self.crop_padding, self.normalization
+        )
 
     def train(
         self, cohort: Sequence[int], states: Sequence[Any], payloads: Sequence[Payload], round: Round
     ) -> Together:
-        """The cohort's work of a round."""
-        batches = self._turn_to(cohort, round)
+        """The cohort's work of a round; what it made may be overwritten by the next round's."""
+        batches = self._turn_to(cohort, round.number)
         shared = all(payload is payloads[0] for payload in payloads)
         payload = payloads[0] if shared else stack(payloads)
-        return self._run(batches, stack(states), payload, shared, round)
+        try:
+            return self._run(batches, stack(states), payload, shared, round)
+        except RuntimeError as error:
+            # What vmap cannot do, it says in errors of no kind of their own.
+            if "vmap" not in str(error):
+                raise
+            raise Unbatchable(str(error).splitlines()[0]) from error
 
-    def _turn_to(self, cohort: Sequence[int], round: Round) -> CohortBatches:
-        batches = self._batches.get(len(cohort))
+    def _turn_to(self, cohort: Sequence[int], round: int) -> CohortBatches:
+        key = (len(cohort), round == EVALUATION)
+        batches = self._batches.get(key)
         if batches is None:
             batches = CohortBatches(
                 self.shape, self.seed, self.crop_padding, self.normalization, self.dtype, self.device
             )
-            self._batches[len(cohort)] = batches
-        batches.show(cohort, [self.clients[c] for c in cohort], int(round.number))
+            self._batches[key] = batches
+        batches.show(cohort, [self.clients[c] for c in cohort], round)
         return batches
 
     def _run(self, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
@@ -100,3 +142,34 @@ class Batched(Eager):
         with torch.no_grad():
             made = torch.vmap(one, in_dims=(0, 0, None if shared else 0))(slots, states, payload)
         return Together(*made)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    def personal_accuracy(self, cohort: Sequence[int], states: Sequence[Any], payload: Payload) -> Tensor:
+        """How many of its test samples every client's own model gets right; not yet read back."""
+        batches = self._turn_to(cohort, EVALUATION)
+
+        def one(slot: Tensor, state: Any) -> Params:
+            return self.algorithm.personal_model(self.together, state, payload, CohortData(batches, slot))
+
+        with torch.no_grad():
+            slots = torch.arange(len(cohort), device=self.device)
+            return self._right(torch.vmap(one)(slots, stack(states)), cohort)
+
+    def shared_accuracy(self, params: Params, cohort: Sequence[int]) -> Tensor:
+        """How many of its test samples one model gets right for every client; not yet read back."""
+        with torch.no_grad():
+            return self._right({k: x.expand(len(cohort), *x.shape) for k, x in params.items()}, cohort)
+
+    def _right(self, params: Params, cohort: Sequence[int]) -> Tensor:
+        """Right answers by client, of stacked models."""
+        held = [self.clients[c] for c in cohort]
+        x = pad_sequence([h.x_test for h in held], batch_first=True)
+        y = pad_sequence([h.y_test for h in held], batch_first=True, padding_value=-1)
+        right = torch.zeros(len(cohort), dtype=torch.int64, device=self.device)
+        each = max(1, CHUNK // len(cohort))
+        for start in range(0, y.shape[1], each):
+            part = slice(start, start + each)
+            shown = inputs(x[:, part], self.normalization, self.dtype)
+            right += (self.together.cohort_outputs(params, shown).argmax(-1) == y[:, part]).sum(1)
+        return right

@@ -77,6 +77,9 @@ class StackedTask(CohortTask):
         wd = self.weight_decay
         return tree.map(lambda g, v: g + wd * v, self.loss_grad(params, batch, frozen), params)
 
+    def cohort_outputs(self, params: Params, x: Tensor) -> Tensor:
+        return super().cohort_outputs(params, x) if self.network is None else self.network(params, x)
+
     def cohort_grads(self, params: Params, free: int, x: Tensor, y: Tensor, weight: Tensor | None) -> list[Tensor]:
         """∇f of the first `free` parameters, every tensor with a leading axis of clients."""
         if self.network is None:
@@ -93,7 +96,7 @@ class StackedTask(CohortTask):
             return list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
 
 
-# --- element-wise work -------------------------------------------------------------------------------------------------
+# --- element-wise work ------------------------------------------------------------------------------------------------
 
 
 def _each(fn: Callable[..., Any], trees: list[list[Tensor]]) -> list[Tensor]:
@@ -148,7 +151,7 @@ def _fuse(fn: Callable[..., Any], trees: list[list[Any]]) -> list[Any]:
     return list(made)
 
 
-# --- the engine --------------------------------------------------------------------------------------------------------
+# --- the engine -------------------------------------------------------------------------------------------------------
 
 
 def _like(x: Tensor, clients: int | None) -> Tensor:
@@ -190,7 +193,7 @@ class Cuda(Batched):
             with tree.mapped_by(_fuse):
                 return super().train(cohort, states, payloads, round)
         shared = all(payload is payloads[0] for payload in payloads)
-        batches = self._turn_to(cohort, round)
+        batches = self._turn_to(cohort, round.number)
         key = (len(cohort), shared, round.epochs, round.personal_epochs)
         recording = self._recordings.get(key)
         if recording is None:
@@ -202,6 +205,10 @@ class Cuda(Batched):
         self._load(recording, states, payloads, round)
         recording.graph.replay()
         return recording.made
+
+    def personal_accuracy(self, cohort: Sequence[int], states: Sequence[Any], payload: Payload) -> Tensor:
+        with tree.mapped_by(_fuse):
+            return super().personal_accuracy(cohort, states, payload)
 
     def _load(self, recording: _Recording, states: Sequence[Any], payloads: Sequence[Payload], round: Round) -> None:
         """Put a round's inputs where the graph reads them."""
@@ -242,7 +249,10 @@ class Cuda(Batched):
         with tree.mapped_by(_fuse):
             with torch.cuda.stream(beside):
                 # Once for compiling, and to see which batches the method asks for.
-                self._run(batches, room, sent, shared, asked)
+                try:
+                    self._run(batches, room, sent, shared, asked)
+                except RuntimeError:
+                    return None
             torch.cuda.current_stream(self.device).wait_stream(beside)
             torch.cuda.synchronize(self.device)
             try:

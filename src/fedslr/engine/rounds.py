@@ -23,7 +23,9 @@ from fedslr.checkpoint import Checkpoints, Generation
 from fedslr.config import Settings
 from fedslr.data.federation import Federation
 from fedslr.engine import cohort
-from fedslr.engine.eager import Eager
+from fedslr.engine.batched import TOGETHER, Batched, Unbatchable
+from fedslr.engine.choice import choose
+from fedslr.engine.post import Encoded, Measured
 from fedslr.errors import CheckpointError, FedslrError, WireError
 from fedslr.metrics import Evaluation, Sizes, parameters
 from fedslr.record import Record, RunFolder
@@ -61,15 +63,8 @@ class Simulation:
             warn(warning)
         self.task = Task(module.to(device, dtype), loss, settings.weight_decay)
         clients = [c.to(device, dtype) for c in federation.clients]
-        self.engine = Eager(
-            algorithm,
-            self.task,
-            clients,
-            settings.batch_size,
-            settings.seed,
-            federation.crop_padding,
-            federation.normalization,
-        )
+        self.engine = choose(settings, algorithm, self.task, clients, federation.crop_padding, federation.normalization)
+        self.post = Measured() if device.type == "cuda" else Encoded(self.task.params())
 
         self.start = self.task.params()
         self.server = algorithm.init_server(self.start, self.num_clients)
@@ -123,51 +118,76 @@ class Simulation:
 
     def _train(self, sampled: list[int], round: Round, record: Record) -> Payload:
         """The cohort trains; the weighted mean of what it uploads."""
+        if isinstance(self.engine, Batched):
+            try:
+                return self._train_together(self.engine, sampled, round, record)
+            except Unbatchable as error:
+                if self.settings.engine != "auto":
+                    raise FedslrError(
+                        f"engine: got '{self.settings.engine}', but the clients of this run cannot be trained together "
+                        f"({error}); expected auto or eager"
+                    ) from error
+                self.warn("the clients of this run cannot be trained together; they train one after another")
+                self.engine = self.engine.one_by_one()
+                record.bytes_down = record.numbers_down = 0
+        return self._train_each(sampled, round, record)
+
+    def _train_each(self, sampled: list[int], round: Round, record: Record) -> Payload:
         mean = tree.Mean()
         for client in sampled:
-            where = f"round {round.number + 1}, client {client}"
-            try:
+            with self._named(round, client):
                 state = self.state(client)
                 state, upload = self.engine.local_update(client, state, self._send_to(state, record), round)
-                message = wire.encode(upload) if upload else wire.NOTHING
-                kept = {"state": plain(state)}
-                wire.require_finite(kept)
-            except WireError as error:
-                raise FedslrError(
-                    f"{where}: training diverged: {error}; a lower lr helps (now {round.lr:g})"
-                ) from error
-            except Exception as error:
-                error.add_note(f"in {where} ({self.algorithm.name})")
-                raise
-            record.count_up(message.size)
-            if self.settings.diagnostics:
-                kept["local"] = tree.add(self.payload, upload)
-            mean.add(self._received(message), self.algorithm.weight(self.examples[client]))
-            self.store.put(client, kept, self.done + 1)
+                wire.require_finite({"state": plain(state)})
+                size, received = self.post.send(upload)
+            record.count_up(size)
+            mean.add(received, self.algorithm.weight(self.examples[client]))
+            self._keep(client, state, upload)
         return mean.value()
 
+    def _train_together(self, engine: Batched, sampled: list[int], round: Round, record: Record) -> Payload:
+        states = [self.state(client) for client in sampled]
+        payloads = [self._send_to(state, record) for state in states]
+        made = engine.train(sampled, states, payloads, round)
+        sizes, broken = self.post.survey(made, len(sampled))
+        for slot, client in enumerate(sampled):
+            state, upload = made.one(slot, with_upload=self.settings.diagnostics or slot in broken)
+            with self._named(round, client):
+                if slot in broken:
+                    wire.require_finite({"state": plain(state), **upload})
+            record.count_up(sizes[slot])
+            self._keep(client, state, upload)
+        return made.mean([self.algorithm.weight(self.examples[c]) for c in sampled])
+
+    def _keep(self, client: int, state: Any, upload: Payload) -> None:
+        kept = {"state": plain(state)}
+        if self.settings.diagnostics:
+            kept["local"] = tree.add(self.payload, upload)
+        self.store.put(client, kept, self.done + 1)
+
+    @contextmanager
+    def _named(self, round: Round, client: int) -> Iterator[None]:
+        """Whatever goes wrong here, went wrong in this client's round."""
+        where = f"round {round.number + 1}, client {client}"
+        try:
+            yield
+        except WireError as error:
+            raise FedslrError(f"{where}: training diverged: {error}; a lower lr helps (now {round.lr:g})") from error
+        except Exception as error:
+            error.add_note(f"in {where} ({self.algorithm.name})")
+            raise
+
     def _announce(self) -> None:
-        """Encode the broadcast: what clients receive is what was decoded again."""
+        """What is sent to all, its size, and what clients receive of it."""
         self.broadcast = self.algorithm.broadcast(self.server)
-        self.message = wire.encode(self.broadcast) if self.broadcast else wire.NOTHING
-        self.payload = self._received(self.message)
+        self.size, self.payload = self.post.send(self.broadcast)
 
     def _send_to(self, state: Any, record: Record) -> Payload:
         """What one client is sent: the broadcast that all share, or, where the method addresses it, a part of it."""
         mine = self.algorithm.addressed(self.broadcast, state)
-        if mine is self.broadcast:
-            record.count_down(self.message.size)
-            return self.payload
-        message = wire.encode(mine)
-        record.count_down(message.size)
-        return self._received(message)
-
-    def _received(self, message: wire.Message) -> Payload:
-        """What the other side makes of a message: the model's size limits what it may unfold to."""
-        if not message.data:
-            return {}
-        limit = 4 * sum(max(x.numel(), 1) for x in self.start.values())
-        return wire.unfold(wire.decode(message.data, device=self.device, max_numbers=limit))
+        size, payload = (self.size, self.payload) if mine is self.broadcast else self.post.send(mine)
+        record.count_down(size)
+        return payload
 
     # --- what a run knows --------------------------------------------------------------------------------------------
 
@@ -191,8 +211,22 @@ class Simulation:
     def evaluate(self) -> Evaluation:
         everyone = range(self.num_clients)
         shared = self.algorithm.global_model(self.server)
+        if isinstance(self.engine, Batched):
+            return self._evaluate_together(self.engine, shared)
         personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in everyone]
         return Evaluation(None if shared is None else self.engine.accuracy(shared, everyone), personal)
+
+    def _evaluate_together(self, engine: Batched, shared: Params | None) -> Evaluation:
+        """Some clients' models at a time; the answers are read back when all have been given."""
+        groups = [range(i, min(i + TOGETHER, self.num_clients)) for i in range(0, self.num_clients, TOGETHER)]
+        personal = [engine.personal_accuracy(g, [self.state(c) for c in g], self.payload) for g in groups]
+        ours = None if shared is None else [engine.shared_accuracy(shared, g) for g in groups]
+        tested = [len(c.y_test) for c in self.federation.clients]
+
+        def shares(right: list[torch.Tensor]) -> list[float | None]:
+            return [r / n if n else None for r, n in zip(torch.cat(right).tolist(), tested, strict=True)]
+
+        return Evaluation(None if ours is None else shares(ours), shares(personal))
 
     def sizes(self) -> Sizes:
         dense = sum(x.numel() for x in self.start.values())
