@@ -251,7 +251,9 @@ class Cuda(Batched):
                 # Once for compiling, and to see which batches the method asks for.
                 try:
                     self._run(batches, room, sent, shared, asked)
-                except RuntimeError:
+                except (RuntimeError, TypeError) as error:
+                    if "CUDA" in str(error):
+                        raise
                     return None
             torch.cuda.current_stream(self.device).wait_stream(beside)
             torch.cuda.synchronize(self.device)

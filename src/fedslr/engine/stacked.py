@@ -35,7 +35,7 @@ class _Conv(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
         from fedslr.engine import kernels
 
-        rounded = w.to(x.dtype).permute(0, 1, 3, 4, 2).contiguous()
+        x, rounded = x.contiguous(), w.to(x.dtype).permute(0, 1, 3, 4, 2).contiguous()
         ctx.save_for_backward(x, rounded)
         ctx.how = stride, padding
         return kernels.forward(x, rounded, stride, padding)
@@ -60,6 +60,8 @@ class _Norm(torch.autograd.Function):
     ) -> Tensor:
         from fedslr.engine import kernels
 
+        x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+        residual = None if residual is None else residual.contiguous()
         y, mean, rstd = kernels.norm_forward(x, weight, bias, residual, groups, eps, relu)
         ctx.save_for_backward(x, weight, bias, None if residual is None else y, mean, rstd)
         ctx.relu = relu
