@@ -8,7 +8,11 @@ back but the ranks of all layers, once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -17,25 +21,53 @@ from fedslr.matrix import LowRank, to_matrix
 
 
 def threshold_all(layers: Mapping[str, Tensor], threshold: float) -> dict[str, LowRank]:
-    """prox of τ‖π(·)‖_* of every layer: `prox.singular_value_threshold`, layers of one shape together."""
-    groups: dict[tuple[int, int], list[str]] = {}
+    """prox of τ‖π(·)‖_* of every layer, as `prox.singular_value_threshold` has it."""
     matrices = {name: to_matrix(x) for name, x in layers.items()}
-    for name, m in matrices.items():
-        groups.setdefault((max(m.shape), min(m.shape)), []).append(name)
-    found: dict[str, tuple[Tensor, Tensor]] = {}
-    counts: list[Tensor] = []
-    order: list[str] = []
-    for names in groups.values():
-        tall = torch.stack([_tall(matrices[name]) for name in names]).double()
-        values, vectors = torch.linalg.eigh(tall.mT @ tall)
-        values, vectors = values.flip(-1).clamp_min(0).sqrt(), vectors.flip(-1)
-        shrunk = torch.where(values > threshold, 1 - threshold / values, 0.0)
-        left = tall @ vectors * shrunk[:, None, :]
-        counts.append((values > threshold).sum(-1))
-        order += names
-        found |= {name: (left[i], vectors[i]) for i, name in enumerate(names)}
-    ranks = dict(zip(order, torch.cat(counts).tolist(), strict=True))
-    return {name: _factors(layers[name], matrices[name], *found[name], ranks[name]) for name in layers}
+    by_size = sorted(matrices, key=lambda name: -min(matrices[name].shape))
+    device = next(iter(layers.values())).device
+    here = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def decompose(name: str) -> tuple[Tensor, Tensor, Tensor]:
+        with _beside(here):
+            return _shrink(_tall(matrices[name]).double(), threshold)
+
+    # A decomposition waits for the GPU again and again; several at a time keep it busy.
+    found = dict(zip(by_size, _pool().map(decompose, by_size), strict=True))
+    ranks = torch.stack([found[name][2] for name in layers]).tolist()
+    return {
+        name: _factors(layers[name], matrices[name], *found[name][:2], rank)
+        for name, rank in zip(layers, ranks, strict=True)
+    }
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(4, "singular-values")
+
+
+@contextmanager
+def _beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """On a stream of this thread's own, after what the given stream has done so far and before what it will do."""
+    if stream is None:
+        yield
+        return
+    if not hasattr(_own, "stream"):
+        _own.stream = torch.cuda.Stream(stream.device)
+    _own.stream.wait_stream(stream)
+    with torch.cuda.stream(_own.stream):
+        yield
+    stream.wait_stream(_own.stream)
+
+
+_own = threading.local()
+
+
+def _shrink(tall: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """U·max(σ − τ, 0), V and the number of singular values above τ, those first."""
+    values, vectors = torch.linalg.eigh(tall.mT @ tall)
+    values, vectors = values.flip(-1).clamp_min(0).sqrt(), vectors.flip(-1)
+    shrunk = torch.where(values > threshold, 1 - threshold / values, 0.0)
+    return tall @ vectors * shrunk, vectors, (values > threshold).sum()
 
 
 def _tall(m: Tensor) -> Tensor:

@@ -76,6 +76,8 @@ class CohortBatches:
         self.normalization, self.dtype, self.device = normalization, dtype, device
         self.passes: dict[tuple[int, int], Passes] = {}
         self.cohort: Sequence[int] = ()
+        self.between_steps: Callable[[], None] = lambda: None
+        """Called before every step; an engine may want to know."""
         self.counts: Tensor | None = None
         """(clients, 2): samples and batches per pass, where clients differ."""
 
@@ -152,14 +154,18 @@ class CohortBatches:
 class StepsOf:
     """The steps of one client of a cohort, inside `torch.vmap`: what `scan` walks through."""
 
-    def __init__(self, shape: Shape, passes: Passes, slot: Tensor, pairs: bool = False) -> None:
-        self.shape, self.passes, self.slot, self.pairs = shape, passes, slot, pairs
+    def __init__(self, batches: CohortBatches, passes: Passes, slot: Tensor, pairs: bool = False) -> None:
+        self.shape, self.between_steps = batches.shape, batches.between_steps
+        self.passes, self.slot, self.pairs = passes, slot, pairs
 
     def __iter__(self) -> Iterator[Any]:
         return (self._item(step) for step in range(self.passes.active.shape[1]))
 
     def scan(self, step: Callable[[Any, Any], Any], carry: Any) -> Any:
+        # What all clients share becomes every client's own at once, so that the first step is like the others.
+        carry = pytree.tree_map(lambda x: torch.where(self.slot >= 0, x, x), carry)
         for number, item in enumerate(self):
+            self.between_steps()
             new = step(carry, item)
             if self.shape.ragged:
                 active = self.passes.active[self.slot, number]
@@ -199,10 +205,10 @@ class CohortData:
         return self._batches.examples[0] if counts is None else counts[self._slot, 0]
 
     def epochs(self, count: int, phase: int = 0) -> Any:
-        return StepsOf(self._batches.shape, self._batches.take(count, phase), self._slot)
+        return StepsOf(self._batches, self._batches.take(count, phase), self._slot)
 
     def pairs(self, count: int, phase: int = 0) -> Any:
-        return StepsOf(self._batches.shape, self._batches.take(count, phase), self._slot, pairs=True)
+        return StepsOf(self._batches, self._batches.take(count, phase), self._slot, pairs=True)
 
     def first_batch(self, phase: int = 0) -> Any:
         return self.epochs(1, phase).batch(0)

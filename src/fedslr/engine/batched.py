@@ -30,12 +30,21 @@ class Together(NamedTuple):
 
     states: Any
     uploads: Payload
+    clients: int
 
-    def one(self, slot: int, with_upload: bool = True) -> tuple[Any, Payload]:
-        """What one client made of it, in memory of its own."""
-        wanted = (self.states, self.uploads if with_upload else {})
-        mine: tuple[Any, Payload] = pytree.tree_map(lambda x: x[slot].clone(), wanted)
-        return mine
+    def each(self) -> list[Any]:
+        """Every client's new state, in memory of its own."""
+        leaves, shape = pytree.tree_flatten(self.states)
+        slices = [x.unbind(0) for x in leaves]
+        copies = [[torch.empty_like(part) for part in parts] for parts in slices]
+        if leaves:
+            torch._foreach_copy_([c for parts in copies for c in parts], [p for parts in slices for p in parts])
+        clients = len(slices[0]) if slices else self.clients
+        return [pytree.tree_unflatten([parts[i] for parts in copies], shape) for i in range(clients)]
+
+    def upload(self, slot: int) -> Payload:
+        """What one client sends."""
+        return tree.map(lambda x: x[slot].clone(), self.uploads)
 
     def mean(self, weights: Sequence[float]) -> Payload:
         """The weighted mean of the uploads."""
@@ -141,7 +150,7 @@ class Batched(Eager):
         slots = torch.arange(len(batches.cohort), device=self.device)
         with torch.no_grad():
             made = torch.vmap(one, in_dims=(0, 0, None if shared else 0))(slots, states, payload)
-        return Together(*made)
+        return Together(*made, len(batches.cohort))
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 

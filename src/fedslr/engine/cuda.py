@@ -14,7 +14,7 @@ cannot be either, as the eager engine runs them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from fedslr import tree
 from fedslr.engine.batched import Batched, CohortTask, Together
-from fedslr.engine.stacked import Network, stack
+from fedslr.engine.stacked import Network, aside, stack
 from fedslr.types import Params, Payload, Round
 
 # --- gradients of a cohort --------------------------------------------------------------------------------------------
@@ -93,7 +93,9 @@ class StackedTask(CohortTask):
                 each = torch.vmap(self.loss_function)(outputs.flatten(0, 1)[:, None], y.flatten()[:, None])
                 loss = (each * weight.flatten()).sum()
             wanted = list(inputs.values())[:free]
-            return list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
+            grads = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+            aside.join()
+            return list(grads)
 
 
 # --- element-wise work ------------------------------------------------------------------------------------------------
@@ -163,14 +165,71 @@ def _like(x: Tensor, clients: int | None) -> Tensor:
     return x.new_empty(shape)
 
 
-class _Recording(NamedTuple):
-    """A captured round and where its inputs and outputs lie."""
+class _Recording:
+    """A captured round, as graphs to be launched one after another, and where its inputs and outputs lie.
 
-    graph: torch.cuda.CUDAGraph
-    states: Any
-    payload: Any
-    numbers: dict[str, Tensor]
-    made: Together
+    It is cut into several graphs so that the processor launches the next while the GPU works on one.
+    """
+
+    STEPS = 5
+    """Local steps per graph."""
+
+    def __init__(self, states: Any, payload: Any, numbers: dict[str, Tensor], shared: bool) -> None:
+        self.states, self.payload, self.numbers = states, payload, numbers
+        self.made = Together((), {}, 0)
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._steps = 0
+        places = pytree.tree_leaves(states)
+        self._slots = list(zip(*(x.unbind(0) for x in places), strict=True))
+        sent = pytree.tree_leaves(payload)
+        self._payloads = [tuple(sent)] if shared else list(zip(*(x.unbind(0) for x in sent), strict=True))
+
+    def load(self, states: Sequence[Any], payloads: Sequence[Payload], round: Round) -> None:
+        """Put a round's inputs where the graphs read them."""
+        to: list[Tensor] = []
+        source: list[Tensor] = []
+        for places, trees in ((self._slots, states), (self._payloads, payloads)):
+            for place, one in zip(places, trees, strict=False):
+                to.extend(place)
+                source.extend(pytree.tree_leaves(one))
+        alike = [a.stride() == b.stride() for a, b in zip(to, source, strict=True)]
+        for kind in (True, False):
+            pairs = [(a, b) for a, b, same in zip(to, source, alike, strict=True) if same is kind]
+            if pairs:
+                torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+        for name, number in self.numbers.items():
+            number.fill_(getattr(round, name))
+
+    def capture(self, work: Callable[[], Together], batches: Any) -> None:
+        """Record the work; `batches` say when a step begins."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        batches.between_steps = self._cut
+        try:
+            with torch.cuda.stream(stream):
+                self._begin()
+                try:
+                    self.made = work()
+                finally:
+                    self._graphs[-1].capture_end()
+        finally:
+            batches.between_steps = lambda: None
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def replay(self) -> None:
+        for graph in self._graphs:
+            graph.replay()
+
+    def _begin(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._graphs[0].pool() if self._graphs else None)
+        self._graphs.append(graph)
+
+    def _cut(self) -> None:
+        self._steps += 1
+        if self._steps % self.STEPS == 0:
+            self._graphs[-1].capture_end()
+            self._begin()
 
 
 class Cuda(Batched):
@@ -202,32 +261,9 @@ class Cuda(Batched):
                 self._plain = True
                 return self.train(cohort, states, payloads, round)
             self._recordings[key] = recording
-        self._load(recording, states, payloads, round)
-        recording.graph.replay()
+        recording.load(states, payloads, round)
+        recording.replay()
         return recording.made
-
-    def personal_accuracy(self, cohort: Sequence[int], states: Sequence[Any], payload: Payload) -> Tensor:
-        with tree.mapped_by(_fuse):
-            return super().personal_accuracy(cohort, states, payload)
-
-    def _load(self, recording: _Recording, states: Sequence[Any], payloads: Sequence[Payload], round: Round) -> None:
-        """Put a round's inputs where the graph reads them."""
-        to: list[Tensor] = []
-        source: list[Tensor] = []
-        for stacked, each in ((recording.states, states), (recording.payload, payloads)):
-            places = pytree.tree_leaves(stacked)
-            for slot, one in enumerate(each):
-                leaves = pytree.tree_leaves(one)
-                if leaves and places[0].ndim == leaves[0].ndim:
-                    to.extend(places)
-                    source.extend(leaves)
-                    break
-                to.extend(place[slot] for place in places)
-                source.extend(leaves)
-        if to:
-            torch._foreach_copy_(to, source)
-        for name, number in recording.numbers.items():
-            number.fill_(getattr(round, name))
 
     def _record(
         self, batches: Any, states: Sequence[Any], payloads: Sequence[Payload], shared: bool, round: Round
@@ -241,26 +277,21 @@ class Cuda(Batched):
             "decay": torch.zeros((), dtype=torch.float64, device=self.device),
             "number": torch.zeros((), dtype=torch.int64, device=self.device),
         }
+        recording = _Recording(room, sent, numbers, shared)
+        recording.load(states, payloads, round)
         asked = round._replace(**numbers)
-        graph = torch.cuda.CUDAGraph()
-        self._load(_Recording(graph, room, sent, numbers, Together((), {})), states, payloads, round)
-        beside = torch.cuda.Stream(self.device)
-        beside.wait_stream(torch.cuda.current_stream(self.device))
         with tree.mapped_by(_fuse):
-            with torch.cuda.stream(beside):
-                # Once for compiling, and to see which batches the method asks for.
-                try:
-                    self._run(batches, room, sent, shared, asked)
-                except (RuntimeError, TypeError) as error:
-                    if "CUDA" in str(error):
-                        raise
-                    return None
-            torch.cuda.current_stream(self.device).wait_stream(beside)
-            torch.cuda.synchronize(self.device)
+            beside = torch.cuda.Stream(self.device)
+            beside.wait_stream(torch.cuda.current_stream(self.device))
             try:
-                with torch.cuda.graph(graph):
-                    made = self._run(batches, room, sent, shared, asked)
-            except RuntimeError:
+                with torch.cuda.stream(beside):
+                    # Once for compiling, and to see which batches the method asks for.
+                    self._run(batches, room, sent, shared, asked)
+                torch.cuda.synchronize(self.device)
+                recording.capture(lambda: self._run(batches, room, sent, shared, asked), batches)
+            except (RuntimeError, TypeError) as error:
+                if "illegal" in str(error) or "out of memory" in str(error):
+                    raise
                 torch.cuda.synchronize(self.device)
                 return None
-        return _Recording(graph, room, sent, numbers, made)
+        return recording

@@ -28,14 +28,13 @@ class Encoded:
         message = wire.encode(payload)
         return message.size, wire.unfold(wire.decode(message.data, max_numbers=self.limit))
 
-    def survey(self, made: Together, clients: int) -> tuple[list[wire.Size], Collection[int]]:
+    def survey(self, made: Together) -> tuple[list[wire.Size], Collection[int]]:
         """The size of every client's upload, and the clients whose numbers have to be looked at."""
         sizes, broken = [], []
-        for slot in range(clients):
-            state, upload = made.one(slot)
+        for slot, state in enumerate(made.each()):
             try:
                 wire.require_finite({"state": plain(state)})
-                sizes.append(self.send(upload)[0])
+                sizes.append(self.send(made.upload(slot))[0])
             except wire.WireError:
                 sizes.append(wire.NOTHING.size)
                 broken.append(slot)
@@ -55,8 +54,8 @@ class Measured:
             wire.require_finite(received)
         return wire.measure(payload), received
 
-    def survey(self, made: Together, clients: int) -> tuple[list[wire.Size], Collection[int]]:
-        trees = [made.uploads, plain(made.states)]
+    def survey(self, made: Together) -> tuple[list[wire.Size], Collection[int]]:
+        clients, trees = made.clients, [made.uploads, plain(made.states)]
         sums = [x.flatten(1).sum(1, dtype=torch.float64) for t in trees for x in leaves(t) if x.is_floating_point()]
         device = leaves(trees[0])[0].device if made.uploads else "cpu"
         whole = torch.stack([torch.isfinite(s) for s in sums]).all(0) if sums else torch.ones(clients, dtype=torch.bool)

@@ -149,9 +149,9 @@ class Simulation:
         states = [self.state(client) for client in sampled]
         payloads = [self._send_to(state, record) for state in states]
         made = engine.train(sampled, states, payloads, round)
-        sizes, broken = self.post.survey(made, len(sampled))
-        for slot, client in enumerate(sampled):
-            state, upload = made.one(slot, with_upload=self.settings.diagnostics or slot in broken)
+        sizes, broken = self.post.survey(made)
+        for slot, (client, state) in enumerate(zip(sampled, made.each(), strict=True)):
+            upload = made.upload(slot) if self.settings.diagnostics or slot in broken else {}
             with self._named(round, client):
                 if slot in broken:
                     wire.require_finite({"state": plain(state), **upload})

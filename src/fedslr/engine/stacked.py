@@ -28,16 +28,52 @@ WIDE = 16
 """Channels that the matrix units take at a time."""
 
 
+class _Aside:
+    """A second stream, for gradients of weights: nothing waits for them until the backward pass is over.
+
+    They are products, which keep the matrix units busy, while the norms on the way back keep the memory busy.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._used: list[Any] = []
+
+    def run(self, work: Callable[[], Tensor], *used: Tensor) -> Tensor:
+        """Do some work aside; what it reads is kept until the streams have come together again."""
+        device = used[0].device
+        if device.type != "cuda":
+            return work()
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        stream = self._streams[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        self._used.append(used)
+        with torch.cuda.stream(stream):
+            return work()
+
+    def join(self) -> None:
+        """From here on, everything done aside is done."""
+        for device in {used[0].device for used in self._used}:
+            torch.cuda.current_stream(device).wait_stream(self._streams[device])
+        self._used.clear()
+
+
+aside = _Aside()
+
+
 class _Conv(torch.autograd.Function):
-    """A convolution whose weights are rounded to the activations' type, and their gradient is not."""
+    """A convolution whose weights are rounded to the activations' type, and their gradient is not.
+
+    The gradient of weights that are `free`, no function of others, is computed aside.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, stride: int, padding: int, free: bool) -> Tensor:
         from fedslr.engine import kernels
 
         x, rounded = x.contiguous(), w.to(x.dtype).permute(0, 1, 3, 4, 2).contiguous()
         ctx.save_for_backward(x, rounded)
-        ctx.how = stride, padding
+        ctx.how, ctx.free = (stride, padding), free
         return kernels.forward(x, rounded, stride, padding)
 
     @staticmethod
@@ -46,11 +82,16 @@ class _Conv(torch.autograd.Function):
 
         x, w = ctx.saved_tensors
         dy = dy.contiguous()
-        dx = None
+        dx = dw = None
+        if ctx.needs_input_grad[1]:
+
+            def by_weight() -> Tensor:
+                return kernels.weight_gradient(dy, x, w.shape[2], w.shape[3], *ctx.how)
+
+            dw = (aside.run(by_weight, dy, x) if ctx.free else by_weight()).permute(0, 1, 4, 2, 3)
         if ctx.needs_input_grad[0]:
             dx = kernels.input_gradient(dy, w, x.shape[2], x.shape[3], *ctx.how)
-        dw = kernels.weight_gradient(dy, x, w.shape[2], w.shape[3], *ctx.how)
-        return dx, dw.permute(0, 1, 4, 2, 3), None, None
+        return dx, dw, None, None, None
 
 
 class _Norm(torch.autograd.Function):
@@ -77,9 +118,10 @@ class _Norm(torch.autograd.Function):
 
 def _conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     if x.dtype == torch.bfloat16:
-        if w.shape[2] < WIDE:
+        narrow = w.shape[2] < WIDE
+        if narrow:
             x, w, stride, padding = *_as_pixels(x, w, stride, padding), 1, 0
-        y: Tensor = _Conv.apply(x, w, stride, padding)
+        y: Tensor = _Conv.apply(x, w, stride, padding, not narrow)
     else:
         each = [F.conv2d(a.movedim(-1, 1), b, stride=stride, padding=padding) for a, b in zip(x, w, strict=True)]
         y = torch.stack([a.movedim(1, -1) for a in each])

@@ -1,0 +1,88 @@
+"""Seconds per round on a GPU, engines side by side: the paper's CIFAR-10 job (ResNet18, 100 clients, 10 per round).
+
+    python benchmarks/gpu_round.py --rounds 50 --json results/benchmarks/gpu_round.json
+
+Images are random unless --root names a folder with CIFAR-10: what they show makes no difference to the time. The first
+rounds of an engine, in which it compiles, are left out of its figure and printed beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedslr
+import report
+from fedslr.algorithms import ALGORITHMS
+from fedslr.config import Settings
+from fedslr.data.federation import ClientData, Federation
+from fedslr.data.images import CIFAR10
+from fedslr.data.normalization import Normalization
+from fedslr.engine.rounds import PHASES, Simulation
+
+
+def random_images(clients: int = 100) -> Federation:
+    """Data of CIFAR-10's shape and size."""
+    rng = np.random.default_rng(0)
+
+    def part(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = rng.integers(0, 256, (samples, 3, 32, 32), np.uint8)
+        return torch.from_numpy(x), torch.from_numpy(rng.integers(0, 10, samples))
+
+    held = [ClientData(*part(500), *part(98)) for _ in range(clients)]
+    return Federation(held, 10, "random", None, 4, Normalization(CIFAR10.mean, CIFAR10.deviation))
+
+
+def measure(federation: Federation, method: str, engine: str, precision: str, rounds: int, warm: int) -> dict[str, Any]:
+    """Mean seconds per round, by phase, after `warm` rounds."""
+    settings = Settings(
+        rounds=warm + rounds, device="cuda", engine=engine, precision=precision, evaluate_every=min(25, rounds)
+    )
+    begun = time.perf_counter()
+    simulation = Simulation(ALGORITHMS[method](), federation, "resnet18", settings)
+    records = []
+    for record in simulation.rounds():
+        records.append(record)
+        if len(records) == warm:
+            first = time.perf_counter() - begun
+            torch.cuda.reset_peak_memory_stats()
+            begun = time.perf_counter()
+    wall = time.perf_counter() - begun
+    kept = records[warm:]
+    by = {phase: sum(r.seconds_by[phase] for r in kept) / len(kept) for phase in PHASES[:3]}
+    peak = torch.cuda.max_memory_allocated() / 1e9
+    return {
+        "method": method, "engine": engine, "precision": precision, "rounds": rounds,
+        "seconds": wall / len(kept), **by, "first_seconds": first, "peak_gb": peak,
+    }  # fmt: skip
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--rounds", type=int, default=50)
+    options.add_argument("--eager-rounds", type=int, default=2, help="rounds of the eager engine; 0 leaves it out")
+    options.add_argument("--methods", nargs="+", default=["fedslr"])
+    options.add_argument("--precisions", nargs="+", default=["bf16"])
+    options.add_argument("--root", help="folder with CIFAR-10")
+    options.add_argument("--json", help="where to write the figures")
+    given = options.parse_args()
+    federation = random_images()
+    if given.root:
+        federation = fedslr.load("cifar10", root=given.root, clients=100, split="dirichlet", alpha=0.1, reuse=True)
+    rows = []
+    for method in given.methods:
+        for precision in given.precisions:
+            rows.append(measure(federation, method, "cuda", precision, given.rounds, 2))
+            report.show(rows[-1:])
+        if given.eager_rounds:
+            rows.append(measure(federation, method, "eager", "float32", given.eager_rounds, 1))
+            report.show(rows[-1:])
+    report.finish("gpu_round", rows, given.json)
+
+
+if __name__ == "__main__":
+    main()

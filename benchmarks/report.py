@@ -1,0 +1,46 @@
+"""How benchmarks show what they measured: a table for people, JSON with date, machine and commit for the record."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """A table, one line per row."""
+    cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    heads = list(rows[0])
+    widths = [max(len(heads[i]), *(len(line[i]) for line in cells)) for i in range(len(heads))]
+    for line in [heads, *cells]:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)), flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    asked = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": asked.stdout.strip() or None,
+        "card": card,
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def finish(name: str, rows: list[dict[str, Any]], path: str | None) -> None:
+    """Print everything once more, and write it where that was asked for."""
+    print()
+    show(rows)
+    if path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps({"benchmark": name, **machine(), "rows": rows}, indent=1) + "\n")
+        print(f"written to {path}")
