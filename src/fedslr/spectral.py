@@ -31,6 +31,8 @@ def threshold_all(layers: Mapping[str, Tensor], threshold: float) -> dict[str, L
         with _beside(here):
             return _shrink(_tall(matrices[name]).double(), threshold)
 
+    # The library behind it must be loaded by one thread, before others use it.
+    _load(device)
     # A decomposition waits for the GPU again and again; several at a time keep it busy.
     found = dict(zip(by_size, _pool().map(decompose, by_size), strict=True))
     ranks = torch.stack([found[name][2] for name in layers]).tolist()
@@ -38,6 +40,11 @@ def threshold_all(layers: Mapping[str, Tensor], threshold: float) -> dict[str, L
         name: _factors(layers[name], matrices[name], *found[name][:2], rank)
         for name, rank in zip(layers, ranks, strict=True)
     }
+
+
+@functools.cache
+def _load(device: torch.device) -> None:
+    torch.linalg.eigh(torch.eye(2, device=device, dtype=torch.float64))
 
 
 @functools.cache
