@@ -198,11 +198,7 @@ class CohortData:
 
     def __init__(self, batches: CohortBatches, slot: Tensor) -> None:
         self._batches, self._slot = batches, slot
-
-    @property
-    def num_examples(self) -> Any:
-        counts = self._batches.counts
-        return self._batches.examples[0] if counts is None else counts[self._slot, 0]
+        self.num_examples: Any = batches.examples[0] if batches.counts is None else batches.counts[slot, 0]
 
     def epochs(self, count: int, phase: int = 0) -> Any:
         return StepsOf(self._batches, self._batches.take(count, phase), self._slot)

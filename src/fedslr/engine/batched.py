@@ -70,7 +70,8 @@ class CohortTask(Task):
         if isinstance(batch, Batch) or not self.filled:
             return self.loss_function(outputs, batch.y)
         each = torch.vmap(lambda out, y: self.loss_function(out[None], y[None]))(outputs, batch.y)
-        return (each * batch.weight).sum()
+        mean: Tensor = (each * batch.weight).sum()
+        return mean
 
     filled = False
     """Whether batches may hold samples that are only there to fill them."""

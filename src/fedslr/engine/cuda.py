@@ -174,7 +174,7 @@ class _Recording:
     STEPS = 5
     """Local steps per graph."""
 
-    def __init__(self, states: Any, payload: Any, numbers: dict[str, Tensor], shared: bool) -> None:
+    def __init__(self, states: Any, payload: Any, numbers: dict[str, Any], shared: bool) -> None:
         self.states, self.payload, self.numbers = states, payload, numbers
         self.made = Together((), {}, 0)
         self._graphs: list[torch.cuda.CUDAGraph] = []
@@ -272,7 +272,7 @@ class Cuda(Batched):
         clients = len(states)
         room = pytree.tree_map(lambda x: _like(x, clients), states[0])
         sent = pytree.tree_map(lambda x: _like(x, None if shared else clients), payloads[0])
-        numbers = {
+        numbers: dict[str, Any] = {
             "lr": torch.zeros((), dtype=torch.float64, device=self.device),
             "decay": torch.zeros((), dtype=torch.float64, device=self.device),
             "number": torch.zeros((), dtype=torch.int64, device=self.device),

@@ -9,6 +9,7 @@ import torch
 
 from fedslr import wire
 from fedslr.engine.batched import Together
+from fedslr.errors import WireError
 from fedslr.store import plain
 from fedslr.tree import Tree, leaves
 from fedslr.types import Params, Payload
@@ -35,7 +36,7 @@ class Encoded:
             try:
                 wire.require_finite({"state": plain(state)})
                 sizes.append(self.send(made.upload(slot))[0])
-            except wire.WireError:
+            except WireError:
                 sizes.append(wire.NOTHING.size)
                 broken.append(slot)
         return sizes, broken

@@ -77,7 +77,7 @@ class _Conv(torch.autograd.Function):
         return kernels.forward(x, rounded, stride, padding)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> Any:
         from fedslr.engine import kernels
 
         x, w = ctx.saved_tensors
@@ -109,10 +109,11 @@ class _Norm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> Any:
         from fedslr.engine import kernels
 
-        dx, dw, db, dr = kernels.norm_backward(dy.contiguous(), *ctx.saved_tensors, ctx.relu)
+        x, weight, bias, y, mean, rstd = ctx.saved_tensors
+        dx, dw, db, dr = kernels.norm_backward(dy.contiguous(), x, weight, bias, y, mean, rstd, ctx.relu)
         return dx, dw, db, dr, None, None, None
 
 
@@ -162,7 +163,8 @@ def _flatten(x: Tensor) -> Tensor:
 
 def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     images = x.flatten(0, 1).movedim(-1, 1)
-    return F.max_pool2d(images, *args, **kwargs).movedim(1, -1).unflatten(0, x.shape[:2]).contiguous()
+    pooled: Tensor = F.max_pool2d(images, *args, **kwargs)
+    return pooled.movedim(1, -1).unflatten(0, x.shape[:2]).contiguous()
 
 
 # --- rewriting -------------------------------------------------------------------------------------------------------
@@ -230,7 +232,8 @@ class _Rewriter:
             x = self.graph.placeholder("x")
             return self.graph.call_function(_channels_last, (x, self.rounded))
         if node.op == "output":
-            return self.graph.output(self._new(node.args[0]))
+            end: fx.Node = self.graph.output(self._new(node.args[0]))
+            return end
         what = _what(node, self.modules)
         first = self._new(node.args[0]) if node.args else None
         if node.op == "call_module":
@@ -311,4 +314,4 @@ def stack(model: nn.Module, rounded: bool) -> Network | None:
         return None
     graph.lint()
     module = fx.GraphModule(nn.Module(), graph)
-    return module  # type: ignore[return-value]
+    return module
