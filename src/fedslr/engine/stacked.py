@@ -164,7 +164,8 @@ def _flatten(x: Tensor) -> Tensor:
 def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     images = x.flatten(0, 1).movedim(-1, 1)
     pooled: Tensor = F.max_pool2d(images, *args, **kwargs)
-    return pooled.movedim(1, -1).unflatten(0, x.shape[:2]).contiguous()
+    pooled = pooled.movedim(1, -1).reshape(*x.shape[:2], *pooled.shape[2:], pooled.shape[1])
+    return pooled
 
 
 # --- rewriting -------------------------------------------------------------------------------------------------------
