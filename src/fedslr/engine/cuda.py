@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from fedslr import tree
 from fedslr.engine.batched import Batched, CohortTask, Together
-from fedslr.engine.stacked import Network, aside, stack
+from fedslr.engine.stacked import Network, aside, has_triton, stack
 from fedslr.types import Params, Payload, Round
 
 # --- gradients of a cohort --------------------------------------------------------------------------------------------
@@ -134,7 +134,9 @@ _cache: list[Any] = []
 
 
 def _compiled() -> Any:
-    """`_each`, compiled for every function and every set of shapes it meets."""
+    """`_each`, compiled for every function and every set of shapes it meets, where there is a compiler."""
+    if not has_triton():
+        return _each
     if not _cache:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
         _cache.append(torch.compile(_each, dynamic=False))
@@ -241,7 +243,8 @@ class Cuda(Batched):
         super().__init__(*args, **kwargs)
         self.precision = precision
         rounded = precision == "bf16" and self.dtype == torch.float32
-        self.together.network = stack(self.task.model, rounded)  # type: ignore[attr-defined]
+        product = "tf32x3" if precision == "float32" else "tf32"
+        self.together.network = stack(self.task.model, rounded, product)  # type: ignore[attr-defined]
         self._recordings: dict[Any, _Recording] = {}
         self._plain = False
 

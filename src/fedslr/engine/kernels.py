@@ -3,7 +3,8 @@
 A cohort's activations are (clients, samples, height, width, channels) and its weights (clients, outputs, kernel height,
 kernel width, inputs), both dense in that order. A convolution is then one matrix product per client, whose rows are
 output pixels and whose columns are output channels; the patches are gathered while they are multiplied, never stored.
-Products are of the inputs' type and are summed in float32.
+Products are of the inputs' type and are summed in float32. The matrix units multiply float32 numbers as TF32, of which
+three products ("tf32x3") keep nearly all digits.
 """
 
 from __future__ import annotations
@@ -29,15 +30,20 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-def gather_tile(rows: int, outer: int) -> Tile:
+def gather_tile(rows: int, outer: int, depth: int) -> Tile:
     """Large tiles where there are enough of them to fill the card."""
     if outer <= 64:
-        return Tile(128, 64, 64, 4, 3)
-    return Tile(128, 128, 64, 8, 3) if rows >= 1024 else Tile(64, 128, 64, 4, 4)
+        return Tile(128, 64, depth, 4, 3)
+    return Tile(128, 128, depth, 8, 3) if rows >= 1024 else Tile(64, 128, depth, 4, 4)
 
 
-def weight_tile(outer: int, inner: int) -> Tile:
-    return Tile(64, 64, 64, 4, 3) if outer <= 64 or inner <= 64 else Tile(128, 128, 64, 8, 3)
+def weight_tile(outer: int, inner: int, depth: int) -> Tile:
+    return Tile(64, 64, depth, 4, 3) if outer <= 64 or inner <= 64 else Tile(128, 128, depth, 8, 3)
+
+
+def _depth(x: Tensor) -> int:
+    """So many numbers that their tiles fit into a processor's own memory."""
+    return 128 // x.element_size()
 
 
 GATHER = ["rows", "in_h", "in_w", "out_h", "out_w", "all_h", "all_w", "stride", "shift_h", "shift_w", "step"]
@@ -52,7 +58,7 @@ def _gather_product(
     in_h, in_w, out_h, out_w, all_h, all_w,
     stride, shift_h, shift_w, step, tap0_h, tap0_w, taps_h, taps_w, tap_step, first_h, first_w,
     x_client, w_client, y_client, w_outer, w_inner, w_tap_h, w_tap_w,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y[row, o] = Σ_taps Σ_i x[pixel(row, tap), i] · w[tap, i, o], for every client.
 
@@ -88,7 +94,7 @@ def _gather_product(
         b = tl.load(
             weights + tap_at + kk[:, None] * w_inner, mask=(kk < inner)[:, None] & (col < outer)[None, :], other=0.0
         )
-        acc = tl.dot(a, b, acc)
+        acc = tl.dot(a, b, acc, input_precision=PRODUCT)
     to = ((sample * all_h + h * step + first_h) * all_w + q * step + first_w) * outer
     tl.store(
         y + client * y_client + to[:, None] + col[None, :],
@@ -102,7 +108,7 @@ def _weight_product(
     x, dy, dw, rows, inner, outer,
     in_h, in_w, out_h, out_w, stride, padding, taps_h, taps_w, parts, part_rows,
     x_client, dy_client, dw_client, dw_part,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """dw[o, tap, i] = Σ_rows dy[row, o] · x[pixel(row, tap), i], for every client; the rows in several parts."""
     tiles_n = tl.cdiv(inner, BN)
@@ -134,30 +140,32 @@ def _weight_product(
         a = tl.load(
             x + client * x_client + pixels[:, None] + i[None, :], mask=inside[:, None] & (i < inner)[None, :], other=0.0
         )
-        acc = tl.dot(tl.trans(g), a, acc)
+        acc = tl.dot(tl.trans(g), a, acc, input_precision=PRODUCT)
     to = o[:, None] * (taps_h * taps_w * inner) + tap * inner + i[None, :]
     tl.store(dw + part * dw_part + client * dw_client + to, acc, mask=(o < outer)[:, None] & (i < inner)[None, :])
 
 
-def forward(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
+def forward(x: Tensor, w: Tensor, stride: int, padding: int, product: str = "tf32x3") -> Tensor:
     """x ∗ w: (clients, samples, H, W, i) and (clients, o, kh, kw, i) to (clients, samples, H', W', o)."""
     clients, samples, height, width, inner = x.shape
     _, outer, kh, kw, _ = w.shape
     out_h, out_w = (height + 2 * padding - kh) // stride + 1, (width + 2 * padding - kw) // stride + 1
     y = x.new_empty(clients, samples, out_h, out_w, outer)
     rows = samples * out_h * out_w
-    tile = gather_tile(rows, outer)
+    tile = gather_tile(rows, outer, _depth(x))
     _gather_product[(triton.cdiv(rows, tile.BM) * triton.cdiv(outer, tile.BN), clients)](
         x, w, y, rows, inner, outer,
         height, width, out_h, out_w, out_h, out_w,
         stride, -padding, -padding, 1, 0, 0, kh, kw, 1, 0, 0,
         x.stride(0), w.stride(0), y.stride(0), w.stride(1), w.stride(4), w.stride(2), w.stride(3),
-        **tile._asdict(),
+        PRODUCT=product, **tile._asdict(),
     )  # fmt: skip
     return y
 
 
-def input_gradient(dy: Tensor, w: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
+def input_gradient(
+    dy: Tensor, w: Tensor, height: int, width: int, stride: int, padding: int, product: str = "tf32x3"
+) -> Tensor:
     """The gradient with respect to x; one launch for every parity of pixels."""
     clients, samples, out_h, out_w, outer = dy.shape
     _, _, kh, kw, inner = w.shape
@@ -168,24 +176,26 @@ def input_gradient(dy: Tensor, w: Tensor, height: int, width: int, stride: int, 
             tap_h, tap_w = (first_h + padding) % stride, (first_w + padding) % stride
             taps_h, taps_w = max(0, -(-(kh - tap_h) // stride)), max(0, -(-(kw - tap_w) // stride))
             rows = samples * part_h * part_w
-            tile = gather_tile(rows, inner)
+            tile = gather_tile(rows, inner, _depth(dy))
             _gather_product[(triton.cdiv(rows, tile.BM) * triton.cdiv(inner, tile.BN), clients)](
                 dy, w, dx, rows, outer, inner,
                 out_h, out_w, part_h, part_w, height, width,
                 1, (first_h + padding - tap_h) // stride, (first_w + padding - tap_w) // stride, stride,
                 tap_h, tap_w, taps_h, taps_w, -1, first_h, first_w,
                 dy.stride(0), w.stride(0), dx.stride(0), w.stride(4), w.stride(1), w.stride(2), w.stride(3),
-                **tile._asdict(),
+                PRODUCT=product, **tile._asdict(),
             )  # fmt: skip
     return dx
 
 
-def weight_gradient(dy: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int) -> Tensor:
+def weight_gradient(
+    dy: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, product: str = "tf32x3"
+) -> Tensor:
     """The gradient with respect to w, in float32."""
     clients, samples, out_h, out_w, outer = dy.shape
     inner = x.shape[4]
     rows = samples * out_h * out_w
-    tile = weight_tile(outer, inner)
+    tile = weight_tile(outer, inner, _depth(x))
     tiles = kh * kw * triton.cdiv(outer, tile.BM) * triton.cdiv(inner, tile.BN)
     parts = max(1, min(rows // 512, FILL // (tiles * clients)))
     part_rows = triton.cdiv(triton.cdiv(rows, parts), 128) * 128
@@ -194,7 +204,7 @@ def weight_gradient(dy: Tensor, x: Tensor, kh: int, kw: int, stride: int, paddin
         x, dy, dw, rows, inner, outer,
         x.shape[2], x.shape[3], out_h, out_w, stride, padding, kh, kw, parts, part_rows,
         x.stride(0), dy.stride(0), dw.stride(1), dw.stride(0),
-        **tile._asdict(),
+        PRODUCT=product, **tile._asdict(),
     )  # fmt: skip
     return dw[0] if parts == 1 else dw.sum(0)
 

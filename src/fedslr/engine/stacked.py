@@ -8,6 +8,8 @@ Models made of other layers than the ones here are not rewritten (`stack` gives 
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +28,17 @@ Network = Callable[[Params, Tensor], Tensor]
 
 WIDE = 16
 """Channels that the matrix units take at a time."""
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether kernels can be compiled; PyTorch brings Triton along where it supports it."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _has_kernel(x: Tensor) -> bool:
+    """On a GPU, in single or half precision; elsewhere PyTorch's own layers are called, client by client."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float32) and has_triton()
 
 
 class _Aside:
@@ -68,13 +81,13 @@ class _Conv(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, stride: int, padding: int, free: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, stride: int, padding: int, product: str, free: bool) -> Tensor:
         from fedslr.engine import kernels
 
         x, rounded = x.contiguous(), w.to(x.dtype).permute(0, 1, 3, 4, 2).contiguous()
         ctx.save_for_backward(x, rounded)
-        ctx.how, ctx.free = (stride, padding), free
-        return kernels.forward(x, rounded, stride, padding)
+        ctx.how, ctx.free = (stride, padding, product), free
+        return kernels.forward(x, rounded, stride, padding, product)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
@@ -91,7 +104,7 @@ class _Conv(torch.autograd.Function):
             dw = (aside.run(by_weight, dy, x) if ctx.free else by_weight()).permute(0, 1, 4, 2, 3)
         if ctx.needs_input_grad[0]:
             dx = kernels.input_gradient(dy, w, x.shape[2], x.shape[3], *ctx.how)
-        return dx, dw, None, None, None
+        return dx, dw, None, None, None, None
 
 
 class _Norm(torch.autograd.Function):
@@ -117,13 +130,14 @@ class _Norm(torch.autograd.Function):
         return dx, dw, db, dr, None, None, None
 
 
-def _conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
-    if x.dtype == torch.bfloat16:
+def _conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, product: str) -> Tensor:
+    if _has_kernel(x):
         narrow = w.shape[2] < WIDE
         if narrow:
             x, w, stride, padding = *_as_pixels(x, w, stride, padding), 1, 0
-        y: Tensor = _Conv.apply(x, w, stride, padding, not narrow)
+        y: Tensor = _Conv.apply(x, w, stride, padding, product, not narrow)
     else:
+        w = w.to(x.dtype)
         each = [F.conv2d(a.movedim(-1, 1), b, stride=stride, padding=padding) for a, b in zip(x, w, strict=True)]
         y = torch.stack([a.movedim(1, -1) for a in each])
     return y if bias is None else y + bias.to(y.dtype)[:, None, None, None, :]
@@ -142,12 +156,12 @@ def _as_pixels(x: Tensor, w: Tensor, stride: int, padding: int) -> tuple[Tensor,
 def _norm(
     x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int, eps: float, relu: bool
 ) -> Tensor:
-    if x.dtype == torch.bfloat16:
+    if _has_kernel(x):
         fused: Tensor = _Norm.apply(x, weight, bias, residual, groups, eps, relu)
         return fused
     each = F.group_norm(x.flatten(0, 1).movedim(-1, 1), groups, eps=eps).movedim(1, -1).unflatten(0, x.shape[:2])
     y = each * weight[:, None, None, None, :] + bias[:, None, None, None, :]
-    y = y if residual is None else y + residual
+    y = (y if residual is None else y + residual).to(x.dtype)
     return torch.relu(y) if relu else y
 
 
@@ -202,14 +216,14 @@ def _pair(value: Any) -> int:
 class _Rewriter:
     """Walks a traced model and writes the graph of its stacked form."""
 
-    def __init__(self, model: nn.Module, rounded: bool) -> None:
+    def __init__(self, model: nn.Module, rounded: bool, product: str) -> None:
         self.traced = fx.symbolic_trace(model)
         self.modules = dict(self.traced.named_modules())
         for node in list(self.traced.graph.nodes):
             if node.op == "call_module" and isinstance(self.modules[str(node.target)], nn.Identity):
                 node.replace_all_uses_with(node.args[0])
                 self.traced.graph.erase_node(node)
-        self.rounded = rounded
+        self.rounded, self.product = rounded, product
         self.graph = fx.Graph()
         self.params = self.graph.placeholder("params")
         self.made: dict[fx.Node, fx.Node | None] = {}
@@ -265,7 +279,7 @@ class _Rewriter:
             if not plain or isinstance(layer.padding, str):
                 raise _Unknown
             parts = (self._param(name, "weight", layer), self._param(name, "bias", layer))
-            how = (_pair(layer.stride), _pair(layer.padding))
+            how = (_pair(layer.stride), _pair(layer.padding), self.product)
             return self.graph.call_function(_conv, (x, *parts, *how))
         if isinstance(layer, nn.GroupNorm) and layer.affine:
             return self._normalize(node, name, layer, x)
@@ -303,13 +317,14 @@ def _channels_last(x: Tensor, rounded: bool) -> Tensor:
     return x.to(torch.bfloat16).contiguous() if rounded else x.contiguous()
 
 
-def stack(model: nn.Module, rounded: bool) -> Network | None:
+def stack(model: nn.Module, rounded: bool, product: str = "tf32x3") -> Network | None:
     """The model for stacked parameters; None if it has a layer without a rule here.
 
     `rounded` models keep activations in bfloat16 and need a GPU; sums, norms and gradients of weights are in float32.
+    `product` says how a GPU multiplies float32 numbers, see `kernels`.
     """
     try:
-        rewriter = _Rewriter(model, rounded)
+        rewriter = _Rewriter(model, rounded, product)
         graph = rewriter.write()
     except (_Unknown, fx.proxy.TraceError, TypeError, ValueError):
         return None
