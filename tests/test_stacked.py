@@ -130,3 +130,19 @@ def test_a_norm_that_is_looked_at_twice_is_not_fused_away() -> None:
     for client in range(CLIENTS):
         alone = functional_call(model, {k: p[client] for k, p in params.items()}, (x[client],))
         torch.testing.assert_close(network(params, x)[client], alone)
+
+
+def test_a_layer_used_in_a_way_no_rule_foresees_is_noticed() -> None:
+    """A linear layer over the width of an image: channels come last in a stacked model."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Flatten(), nn.Linear(3 * 16 * 16, 5))
+    network = stacked.stack(model, rounded=False)
+    assert network is not None
+    assert not stacked.is_same(network, model, torch.randn(2, 3, 16, 16))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_right_ones_are_recognized(name: str) -> None:
+    model = MODELS[name]()
+    network = stacked.stack(model, rounded=False)
+    assert network is not None
+    assert stacked.is_same(network, model, torch.randn(2, 3, 16, 16))

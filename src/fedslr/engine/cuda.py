@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedslr import tree
+from fedslr.data.normalization import inputs
 from fedslr.engine.batched import Batched, CohortTask, Together
-from fedslr.engine.stacked import Network, aside, has_triton, stack
+from fedslr.engine.stacked import Network, aside, has_triton, is_same, stack
 from fedslr.types import Params, Payload, Round
 
 # --- gradients of a cohort --------------------------------------------------------------------------------------------
@@ -242,11 +243,19 @@ class Cuda(Batched):
     def __init__(self, *args: Any, precision: str = "float32", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.precision = precision
-        rounded = precision == "bf16" and self.dtype == torch.float32
-        product = "tf32x3" if precision == "float32" else "tf32"
-        self.together.network = stack(self.task.model, rounded, product)  # type: ignore[attr-defined]
+        self.together.network = self._network()  # type: ignore[attr-defined]
         self._recordings: dict[Any, _Recording] = {}
         self._plain = False
+
+    def _network(self) -> Network | None:
+        """The model of a cohort, if it can be written and says what the model says."""
+        product = "tf32x3" if self.precision == "float32" else "tf32"
+        exact = stack(self.task.model, False, product)
+        shown = inputs(self.clients[0].x[:2], self.normalization, self.dtype)
+        if exact is None or not is_same(exact, self.task.model, shown):
+            return None
+        rounded = self.precision == "bf16" and self.dtype == torch.float32
+        return stack(self.task.model, True, product) if rounded else exact
 
     def train(
         self, cohort: Sequence[int], states: Sequence[Any], payloads: Sequence[Payload], round: Round

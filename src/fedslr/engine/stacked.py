@@ -320,14 +320,25 @@ def _channels_last(x: Tensor, rounded: bool) -> Tensor:
 def stack(model: nn.Module, rounded: bool, product: str = "tf32x3") -> Network | None:
     """The model for stacked parameters; None if it has a layer without a rule here.
 
-    `rounded` models keep activations in bfloat16 and need a GPU; sums, norms and gradients of weights are in float32.
-    `product` says how a GPU multiplies float32 numbers, see `kernels`.
+    `rounded` models keep activations in bfloat16; sums, norms and gradients of weights are in float32. `product` says
+    how a GPU multiplies float32 numbers, see `kernels`.
     """
     try:
-        rewriter = _Rewriter(model, rounded, product)
-        graph = rewriter.write()
+        graph = _Rewriter(model, rounded, product).write()
     except (_Unknown, fx.proxy.TraceError, TypeError, ValueError):
         return None
     graph.lint()
-    module = fx.GraphModule(nn.Module(), graph)
-    return module
+    return fx.GraphModule(nn.Module(), graph)
+
+
+@torch.no_grad()
+def is_same(network: Network, model: nn.Module, x: Tensor) -> bool:
+    """Whether a stacked model, not rounded, says of some inputs what the model says: rules cannot foresee every use."""
+    params = {k: p.detach() for k, p in model.named_parameters()}
+    try:
+        said = network({k: torch.stack([p, 1.1 * p]) for k, p in params.items()}, x.expand(2, *x.shape))
+    except RuntimeError:
+        return False
+    each = [torch.func.functional_call(model, {k: s * p for k, p in params.items()}, (x,)) for s in (1.0, 1.1)]
+    wanted = torch.stack(each)
+    return said.shape == wanted.shape and bool((said - wanted).norm() <= 1e-2 * wanted.norm())

@@ -1,0 +1,241 @@
+"""The CUDA engine: its kernels against PyTorch's layers, its rounds against the eager engine's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import fedslr
+from conftest import make_federation, small_cnn
+from fedslr import prox, spectral, tree
+from fedslr.algorithms import ALGORITHMS
+from fedslr.config import Settings
+from fedslr.engine import cuda, stacked
+from fedslr.engine.batched import Batched
+from fedslr.engine.cuda import Cuda
+from fedslr.engine.rounds import Simulation
+from fedslr.models.resnet import Block
+from fedslr.types import Round
+
+NOT_TOGETHER = ("lpgd", "sparse-lowrank", "lowrank-lowrank")
+"""Methods that choose a rank inside a local step."""
+
+
+def small_net() -> nn.Module:
+    model = small_cnn()
+    model(torch.zeros(1, 2, 6, 6))
+    return model
+
+
+def simulation(method: str, sizes: list[int], device: str, **settings: Any) -> Simulation:
+    federation = make_federation(sizes, (2, 6, 6))
+    given = {"rounds": 3, "clients_per_round": 3, "batch_size": 8, "lr": 0.05, "dtype": "float64", **settings}
+    return Simulation(ALGORITHMS[method](), federation, small_net(), Settings(device=device, **given))
+
+
+# --- what needs no GPU ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [[23] * 4, [23, 17, 40, 20]], ids=["alike", "ragged"])
+@pytest.mark.parametrize("method", [m for m in ALGORITHMS if m not in NOT_TOGETHER])
+def test_fused_and_stacked_work_is_the_eager_engines(
+    method: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the engine does in a round, without recording it: step sizes are tensors, maps and gradients are fused."""
+    monkeypatch.setattr(cuda, "_compiled", lambda: cuda._each)
+    run = simulation(method, sizes, "cpu", engine="eager")
+    eager = run.engine
+    ours = Cuda(run.algorithm, run.task, eager.clients, 8, 0)
+    assert ours.together.network is not None  # type: ignore[attr-defined]
+    cohort = [0, 2, 3]
+    states = [run.state(c) for c in cohort]
+    sent = [run.algorithm.addressed(run.broadcast, state) for state in states]
+    payloads = [run.payload if mine is run.broadcast else mine for mine in sent]
+    now = Round(1, 3, 0.03, 0.6, 2, 1)
+    numbers = {k: torch.tensor(getattr(now, k), dtype=torch.float64) for k in ("lr", "decay")}
+    with tree.mapped_by(cuda._fuse):
+        made = Batched.train(ours, cohort, states, payloads, now._replace(**numbers))
+    for slot, (client, state) in enumerate(zip(cohort, made.each(), strict=True)):
+        wanted = eager.local_update(client, states[slot], payloads[slot], now)
+        for a, b in zip(pytree.tree_leaves((state, made.upload(slot))), pytree.tree_leaves(wanted), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 3.0, 100.0])
+def test_gram_matrices_give_the_singular_values(threshold: float) -> None:
+    torch.manual_seed(0)
+    layers = {"wide": torch.randn(4, 8, 3, 3), "tall": torch.randn(8, 4, 3, 3), "small": 0.1 * torch.randn(10, 6)}
+    for name, found in spectral.threshold_all(layers, threshold).items():
+        wanted = prox.singular_value_threshold(layers[name], threshold)
+        assert found.rank == wanted.rank
+        torch.testing.assert_close(found.dense(), wanted.dense(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_engine_is_refused_without_a_gpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(fedslr.FedslrError, match="engine: got 'cuda'"):
+        simulation("fedavg", [8, 8, 8], "cpu", engine="cuda")
+    with pytest.raises(fedslr.FedslrError, match="precision: got 'bf16'"):
+        simulation("fedavg", [8, 8, 8], "cpu", precision="bf16")
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "product", "limit"), [("bfloat16", "tf32", 0.01), ("float32", "tf32x3", 1e-5)])
+@pytest.mark.parametrize("shape", [(2, 3, 8, 16, 7, 3, 1), (2, 3, 8, 16, 80, 3, 2), (3, 2, 9, 20, 8, 1, 2)])
+def test_convolutions_of_a_cohort(shape: tuple[int, ...], dtype: str, product: str, limit: float) -> None:
+    from fedslr.engine import kernels
+
+    clients, samples, size, inner, outer, kernel, stride = shape
+    torch.manual_seed(0)
+    kind, padding = getattr(torch, dtype), kernel // 2
+    x = torch.randn(clients, samples, size, size, inner, device="cuda").to(kind)
+    w = torch.randn(clients, outer, kernel, kernel, inner, device="cuda").to(kind)
+    x64, w64 = (t.double().movedim(-1, 2).requires_grad_() for t in (x, w))
+    wanted = torch.stack([F.conv2d(a, b, stride=stride, padding=padding) for a, b in zip(x64, w64, strict=True)])
+    dy = torch.randn_like(wanted).to(kind)
+    dx, dw = torch.autograd.grad(wanted, (x64, w64), dy.double())
+    back = dy.movedim(2, -1).contiguous()
+    assert relative(kernels.forward(x, w, stride, padding, product).movedim(-1, 2), wanted) < limit
+    found = kernels.input_gradient(back, w, size, size, stride, padding, product)
+    assert relative(found.movedim(-1, 2), dx) < limit
+    found = kernels.weight_gradient(back, x, kernel, kernel, stride, padding, product)
+    assert relative(found.movedim(-1, 2), dw) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_norms_of_a_cohort(residual: bool, relu: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 7, 5, 12, device="cuda", requires_grad=True)
+    weight, bias = (torch.randn(2, 12, device="cuda", requires_grad=True) for _ in range(2))
+    added = torch.randn_like(x, requires_grad=True) if residual else None
+    leaves = [x, weight, bias, *([added] if added is not None else [])]
+    fused = stacked._norm(x, weight, bias, added, 2, 1e-5, relu)
+    plain = stacked._norm(*(t.double() if t is not None else None for t in (x, weight, bias, added)), 2, 1e-5, relu)
+    assert relative(fused, plain) < 1e-5
+    dy = torch.randn_like(fused)
+    for a, b in zip(
+        torch.autograd.grad(fused, leaves, dy), torch.autograd.grad(plain, leaves, dy.double()), strict=True
+    ):
+        assert relative(a, b) < 1e-5
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.norm = nn.GroupNorm(2, 16)
+        self.blocks = nn.Sequential(Block(16, 16, 1), Block(16, 32, 2))
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.blocks(torch.relu(self.norm(self.conv(x)))).mean((2, 3)))
+        return out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rounded", "product", "limit"), [(True, "tf32", 0.05), (False, "tf32x3", 1e-4)])
+def test_gradients_of_a_cohort(rounded: bool, product: str, limit: float) -> None:
+    torch.manual_seed(0)
+    model = Net().cuda()
+    network = stacked.stack(model, rounded, product)
+    assert network is not None
+    params = {k: torch.stack([p.detach(), 0.9 * p.detach()]).requires_grad_() for k, p in model.named_parameters()}
+    x, y = torch.randn(2, 16, 3, 16, 16, device="cuda"), torch.randint(0, 5, (2, 16), device="cuda")
+    loss = F.cross_entropy(network(params, x).float().flatten(0, 1), y.flatten(), reduction="sum") / 16
+    grads = torch.autograd.grad(loss, list(params.values()))
+    stacked.aside.join()
+    exact = model.double()
+    for client in range(2):
+        mine = {k: p[client].detach().double().requires_grad_() for k, p in params.items()}
+        alone = F.cross_entropy(torch.func.functional_call(exact, mine, (x[client].double(),)), y[client])
+        own = torch.cat([g.flatten() for g in torch.autograd.grad(alone, list(mine.values()))])
+        assert relative(torch.cat([g[client].flatten() for g in grads]), own) < limit
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def finished(run: Simulation) -> Simulation:
+    for _ in run.rounds():
+        pass
+    return run
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [[23] * 5, [23, 17, 40, 20, 9]], ids=["alike", "ragged"])
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_rounds_are_the_eager_engines(method: str, sizes: list[int]) -> None:
+    ours, wanted = (finished(simulation(method, sizes, "cuda", engine=e)) for e in ("auto", "eager"))
+    recorded = isinstance(ours.engine, Cuda) and bool(ours.engine._recordings)
+    assert recorded == (method not in (*NOT_TOGETHER, "fedspa"))
+    for client in range(len(sizes)):
+        for k, p in wanted.personal_params(client).items():
+            torch.testing.assert_close(ours.personal_params(client)[k], p, rtol=1e-10, atol=1e-12, msg=k)
+
+
+@pytest.mark.gpu
+def test_bytes_are_those_of_real_messages() -> None:
+    on_gpu = simulation("fedslr", [23] * 5, "cuda")
+    on_cpu = simulation("fedslr", [23] * 5, "cpu")
+    for a, b in zip(on_gpu.rounds(), on_cpu.rounds(), strict=True):
+        assert (a.bytes_up, a.bytes_down, a.numbers_up, a.numbers_down) == (
+            b.bytes_up, b.bytes_down, b.numbers_up, b.numbers_down,
+        )  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_single_and_half_precision_follow_the_eager_engine(precision: str) -> None:
+    rng = np.random.default_rng(0)
+    federation = fedslr.Federation.from_arrays(
+        [
+            {"x": rng.normal(size=(40, 3, 16, 16)).astype(np.float32), "y": rng.integers(0, 5, 40),
+             "x_test": rng.normal(size=(9, 3, 16, 16)).astype(np.float32), "y_test": rng.integers(0, 5, 9)}
+            for _ in range(4)
+        ],
+        num_classes=5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Net()
+    shared = {"rounds": 2, "clients_per_round": 3, "lr": 0.02, "device": "cuda"}
+    found = finished(Simulation(fedslr.FedSLR(), federation, model, Settings(precision=precision, **shared)))
+    wanted = finished(
+        Simulation(fedslr.FedSLR(), federation, model, Settings(engine="eager", dtype="float64", **shared))
+    )
+    start = {k: p.double() for k, p in wanted.start.items()}
+
+    def moved(run: Simulation) -> Tensor:
+        params = run.algorithm.global_model(run.server)
+        assert params is not None
+        return torch.cat([(p.double() - start[k]).flatten() for k, p in params.items()])
+
+    assert relative(moved(found), moved(wanted)) < {"float32": 1e-3, "tf32": 0.02, "bf16": 0.2}[precision]
+
+
+@pytest.mark.gpu
+def test_a_resumed_run_repeats_itself(tmp_path: Any) -> None:
+    federation = make_federation([23] * 5, (2, 6, 6))
+    shared = {"clients_per_round": 3, "batch_size": 8, "lr": 0.05, "device": "cuda", "dtype": "float32"}
+    whole = fedslr.run(fedslr.FedSLR(), federation, small_net(), rounds=6, **shared)
+    fedslr.run(fedslr.FedSLR(), federation, small_net(), rounds=3, out=tmp_path / "run", **shared)
+    resumed = fedslr.run(
+        fedslr.FedSLR(), federation, small_net(), rounds=6, out=tmp_path / "run", resume=True, **shared
+    )
+    for k, p in whole.global_params.items():
+        assert torch.equal(p, resumed.global_params[k])
