@@ -17,7 +17,7 @@ from fedslr import prox, spectral, tree
 from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Settings
 from fedslr.engine import cuda, stacked
-from fedslr.engine.batched import Batched
+from fedslr.engine.batched import stack
 from fedslr.engine.cuda import Cuda
 from fedslr.engine.rounds import Simulation
 from fedslr.models.resnet import Block
@@ -58,9 +58,12 @@ def test_fused_and_stacked_work_is_the_eager_engines(
     sent = [run.algorithm.addressed(run.broadcast, state) for state in states]
     payloads = [run.payload if mine is run.broadcast else mine for mine in sent]
     now = Round(1, 3, 0.03, 0.6, 2, 1)
-    numbers = {k: torch.tensor(getattr(now, k), dtype=torch.float64) for k in ("lr", "decay")}
+    numbers = {k: torch.tensor(getattr(now, k), dtype=torch.float64) for k in ("lr", "decay", "number")}
     with tree.mapped_by(cuda._fuse):
-        made = Batched.train(ours, cohort, states, payloads, now._replace(**numbers))
+        batches = ours._turn_to(cohort, now.number)
+        alike = all(payload is payloads[0] for payload in payloads)
+        sent_to = payloads[0] if alike else stack(payloads)
+        made = ours._run(batches, stack(states), sent_to, alike, now._replace(**numbers))
     for slot, (client, state) in enumerate(zip(cohort, made.each(), strict=True)):
         wanted = eager.local_update(client, states[slot], payloads[slot], now)
         for a, b in zip(pytree.tree_leaves((state, made.upload(slot))), pytree.tree_leaves(wanted), strict=True):
@@ -183,7 +186,7 @@ def finished(run: Simulation) -> Simulation:
 def test_rounds_are_the_eager_engines(method: str, sizes: list[int]) -> None:
     ours, wanted = (finished(simulation(method, sizes, "cuda", engine=e)) for e in ("auto", "eager"))
     recorded = isinstance(ours.engine, Cuda) and bool(ours.engine._recordings)
-    assert recorded == (method not in (*NOT_TOGETHER, "fedspa"))
+    assert recorded == (method not in NOT_TOGETHER)
     for client in range(len(sizes)):
         for k, p in wanted.personal_params(client).items():
             torch.testing.assert_close(ours.personal_params(client)[k], p, rtol=1e-10, atol=1e-12, msg=k)

@@ -71,18 +71,25 @@ def masked(w: Params, mask: Params) -> Params:
     return tree.map(lambda x, m: torch.where(m, x, 0.0), w, mask)
 
 
-def keep_largest(scores: Tensor, count: int) -> Tensor:
+def keep_largest(scores: Tensor, count: int | Tensor) -> Tensor:
     """True at the `count` largest scores."""
     order = scores.flatten().argsort(descending=True, stable=True)
-    mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
-    return mask.index_fill(0, order[:count], True).reshape(scores.shape)
+    places = torch.arange(len(order), device=scores.device)
+    ranks = torch.zeros_like(order).scatter(0, order, places)
+    return (ranks < count).reshape(scores.shape)
 
 
-def regrow(v: Tensor, gradient: Tensor, mask: Tensor, kept: int, pruned: float) -> Tensor:
+def regrow(v: Tensor, gradient: Tensor, mask: Tensor, kept: int, pruned: float | Tensor) -> Tensor:
     """Drop a share of the kept weights, the smallest, and keep instead as many where the gradient is largest."""
-    moved = min(math.ceil(pruned * kept), v.numel() - kept)
+    moved = torch.as_tensor(pruned * kept, dtype=torch.float64).ceil().clamp(max=v.numel() - kept)
     stay = keep_largest(torch.where(mask, v.abs(), -1.0), kept - moved)
     return stay | keep_largest(torch.where(stay, -1.0, gradient.abs()), moved)
+
+
+def annealed(round: Round) -> float | Tensor:
+    """A cosine from 1 in the first round to 0 after the last; an engine may give the round's number as a tensor."""
+    angle = math.pi * round.number / round.total
+    return (1 + (angle.cos() if isinstance(angle, Tensor) else math.cos(angle))) / 2
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ class FedSpa(Algorithm[Server, Client]):
         start = masked(payload, mask)
         v = scan(step, start, data.epochs(round.epochs, phase=0))
         dense_gradient = task.loss_grad(v, data.first_batch(phase=1))
-        pruned = self.prune * (1 + math.cos(math.pi * round.number / round.total)) / 2
+        pruned = self.prune * annealed(round)
         counts = erk_counts(payload, self.density)
         regrown = {k: regrow(v[k], dense_gradient[k], m, counts[k], pruned) for k, m in mask.items()}
         return Client(regrown), tree.sub(v, start)

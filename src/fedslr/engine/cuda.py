@@ -285,9 +285,7 @@ class Cuda(Batched):
         room = pytree.tree_map(lambda x: _like(x, clients), states[0])
         sent = pytree.tree_map(lambda x: _like(x, None if shared else clients), payloads[0])
         numbers: dict[str, Any] = {
-            "lr": torch.zeros((), dtype=torch.float64, device=self.device),
-            "decay": torch.zeros((), dtype=torch.float64, device=self.device),
-            "number": torch.zeros((), dtype=torch.int64, device=self.device),
+            name: torch.zeros((), dtype=torch.float64, device=self.device) for name in ("lr", "decay", "number")
         }
         recording = _Recording(room, sent, numbers, shared)
         recording.load(states, payloads, round)
