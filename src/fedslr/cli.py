@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
@@ -30,6 +29,9 @@ from fedslr.record import Record, locked, read_records
 from fedslr.report import tables
 from fedslr.report.split import label_counts, skew, split_figure
 from fedslr.store import write_durably
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 app = typer.Typer(
     help="Personalized federated learning: a low-rank global model plus a sparse personal part per client.",

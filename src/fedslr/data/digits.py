@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from fedslr.data.dataset import Dataset
 
@@ -18,6 +16,10 @@ def digits(root: Path) -> Dataset:
 
     A client gets 40 test samples: there are 44 of each digit, and a client may see one digit alone.
     """
+    # scikit-learn is a second of start-up, which only those who use it should pay.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     bunch: Any = load_digits()
     x = bunch.images[:, None].astype(np.float32)
     y = bunch.target.astype(np.int64)

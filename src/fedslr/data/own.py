@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.model_selection import train_test_split
 
 from fedslr.data import cache
 from fedslr.data.dataset import Dataset
@@ -40,6 +39,8 @@ def image_folder(root: Path) -> Dataset:
         paths, labels = _list(root, names)
         if min(np.bincount(labels, minlength=len(names))) < 2:
             raise FedslrError(f"{root}: every class needs at least two images, one of them to test on")
+        from sklearn.model_selection import train_test_split
+
         parts = train_test_split(np.arange(len(paths)), test_size=0.2, stratify=labels, random_state=0)
         (train, y), (test, y_test) = (([paths[i] for i in part], labels[part]) for part in parts)
 

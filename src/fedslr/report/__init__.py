@@ -7,16 +7,18 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fedslr.errors import FedslrError
 from fedslr.record import read_records
 from fedslr.store import write_durably
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe & Ito's palette, distinct to the colour-blind."""
@@ -80,6 +82,8 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def accuracy_figure(runs: Mapping[str, Records]) -> Figure:
     """Accuracy over rounds: personal models as full lines, global models dashed, one colour per run."""
+    from matplotlib.figure import Figure  # late: a second of start-up
+
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes: Axes = figure.subplots()
     for colour, (name, records) in zip(COLOURS * (1 + len(runs) // len(COLOURS)), runs.items(), strict=False):

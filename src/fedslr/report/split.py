@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 
 from fedslr.data.federation import Federation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def label_counts(federation: Federation) -> np.ndarray[Any, Any]:
@@ -31,6 +32,9 @@ def split_figure(federation: Federation) -> Figure:
     """Stacked bars: one for every client, one colour for every label."""
     counts = label_counts(federation)
     clients, labels = counts.shape
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(min(14, max(6, 0.16 * clients + 2)), 4), layout="constrained")
     axes = figure.subplots()
     palette = colormaps["tab10" if labels <= 10 else "nipy_spectral"]
