@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -54,18 +55,21 @@ class Killed(BaseException):
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, number: int, after: bool = False) -> list[str]:
-    """Let the number-th operation on the disk be the last one: the process dies before it, or right after it."""
+    """Let the number-th operation on the disk be the last one, in any thread: the process dies before or after it."""
     log: list[str] = []
+    turn = threading.Lock()
 
     def wrap(owner: Any, name: str) -> None:
         real = getattr(owner, name)
 
         def operation(*args: Any, **kwargs: Any) -> Any:
-            log.append(name)
-            if len(log) == number and not after:
+            with turn:
+                log.append(name)
+                count = len(log)
+            if count > number or (count == number and not after):
                 raise Killed
             out = real(*args, **kwargs)
-            if len(log) == number:
+            if count == number:
                 raise Killed
             return out
 
