@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 import fedslr
 from conftest import make_federation, mlp
 from fedslr import checkpoint, record, store
-from fedslr.store import DiskStore, Entry, MemoryStore
+from fedslr.store import ClientStore, Entry
 
 STORES = pytest.mark.parametrize("kind", ["memory", "disk"])
 
@@ -54,18 +55,21 @@ class Killed(BaseException):
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, number: int, after: bool = False) -> list[str]:
-    """Let the number-th operation on the disk be the last one: the process dies before it, or right after it."""
+    """Let the number-th operation on the disk be the last one, in any thread: the process dies before or after it."""
     log: list[str] = []
+    turn = threading.Lock()
 
     def wrap(owner: Any, name: str) -> None:
         real = getattr(owner, name)
 
         def operation(*args: Any, **kwargs: Any) -> Any:
-            log.append(name)
-            if len(log) == number and not after:
+            with turn:
+                log.append(name)
+                count = len(log)
+            if count > number or (count == number and not after):
                 raise Killed
             out = real(*args, **kwargs)
-            if len(log) == number:
+            if count == number:
                 raise Killed
             return out
 
@@ -402,16 +406,16 @@ def test_changed_metrics_are_noticed(tmp_path):
         run(tmp_path, resume=True, rounds=3)
 
 
-@pytest.mark.parametrize("cls", [MemoryStore, DiskStore])
-def test_stores_give_back_what_they_were_given(cls, tmp_path):
-    kept = cls(tmp_path)
+@pytest.mark.parametrize("budget", [None, 0, 48, 100])
+def test_stores_give_back_what_they_were_given(budget, tmp_path):
+    kept = ClientStore(tmp_path, budget=budget)
     states = [{"state": {"p": {"w": torch.randn(4, 3) * i}, "n": i}} for i in range(4)]
     for version, client in enumerate([3, 1, 3, 0], start=1):
         kept.put(client, states[version - 1], version)
-    entries = dict(kept.save(5))
+    entries = dict(kept.save())
     named = {e.file for e in entries.values()}
     kept.collect(named)
-    again = cls(tmp_path)
+    again = ClientStore(tmp_path, budget=budget)
     again.load(entries, named)
     for client, version in ((3, 3), (1, 2), (0, 4)):
         for found in (kept.get(client), again.get(client)):

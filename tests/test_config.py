@@ -73,3 +73,29 @@ def test_checked_values_take_the_declared_type():
     assert isinstance(fedslr.FedSLR(eta_g=10).eta_g, float)
     with pytest.raises(dataclasses.FrozenInstanceError):
         fedslr.FedSLR().eta_g = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [("8GB", 8 * 10**9), ("500 mb", 5 * 10**8), ("1.5KB", 1500), (0, 0), (4096, 4096), ("4096", 4096), (None, None)],
+)
+def test_a_memory_budget_is_a_size(given, size):
+    assert schema.build(config.Settings, {"memory_budget": given}).memory_bytes() == size
+
+
+@pytest.mark.parametrize("given", [-1, "much", "8XB", "", 1.5, True])
+def test_what_is_no_size_is_no_memory_budget(given):
+    with pytest.raises(FedslrError, match=r"memory_budget: got .*, expected a whole number or a text such as 500MB or"):
+        schema.build(config.Settings, {"memory_budget": given})
+
+
+def test_a_store_on_disk_has_no_memory_budget():
+    assert config.Settings(store="disk").memory_bytes() == 0
+    with pytest.raises(FedslrError, match="store = 'disk' keeps no states in memory"):
+        config.Settings(store="disk", memory_budget="1GB")
+
+
+def test_evaluated_clients_are_a_key_of_their_table():
+    recipe = config.parse({"evaluate": {"every": 3, "clients": 7}, "memory_budget": "1MB"})
+    assert (recipe.settings.evaluate_every, recipe.settings.evaluate_clients) == (3, 7)
+    assert config.parse(tomllib.loads(recipe.to_toml())) == dataclasses.replace(recipe, fixed_split=True)

@@ -103,10 +103,10 @@ def run(
 
     A model is a name or an `nn.Module`, whose own weights are the starting point. `settings` are the fields of
     `fedslr.Settings`: rounds, clients_per_round, batch_size, epochs, personal_epochs, lr, lr_decay, weight_decay,
-    selection (a name or a function, see `fedslr.engine.cohort`), seed, device, dtype, store, diagnostics,
-    evaluate_every, checkpoint_every. With `out` the run is written to a folder and
-    can be resumed; `on_round` sees every finished round; when `should_stop` says so, the run saves and raises
-    `Interrupted`.
+    selection (a name or a function, see `fedslr.engine.cohort`), seed, device, dtype, store,
+    memory_budget, diagnostics, evaluate_every, evaluate_clients, checkpoint_every. With `out` the run is written to a
+    folder and can be resumed; `on_round` sees every finished round; when `should_stop` says so, the run saves and
+    raises `Interrupted`.
     """
     if not isinstance(algorithm, Algorithm):
         raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
@@ -125,6 +125,7 @@ def run(
     text = config or dump(checked, algorithm, _data_table(federation), {"name": _model_name(model)})
     checked.cohort_size(len(federation.clients))
     folder = None if out is None else open_folder(Path(out), resume, text, ["rounds"] if algorithm.planned else [])
+    simulation: Simulation | None = None
     try:
         simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell, select)
         if resume:
@@ -149,6 +150,8 @@ def run(
             write_report(folder.path, result.summary, records, text, checked.torch_dtype().itemsize)
         return result
     finally:
+        if simulation is not None:
+            simulation.store.close()
         if folder is not None:
             folder.close()
 

@@ -3,12 +3,15 @@
     checkpoint/
       manifest-000012.json        names every file of the generation with its SHA-256, and its own digest
       server-000012.safetensors   the server's state and the initial model
+      index-000010.json           where there are many clients: the files of all of them at an earlier round
       clients/client-000003-000011.safetensors …
 
-Files are written first, the manifest last, each flushed and renamed into place; two generations are kept. A generation
-is believed only if its manifest and every file it names are unchanged; else the one before it is used. Shuffles,
-cohorts and batches are drawn from (seed, round, client), so no generator's state has to be kept. A client that did not
-train between two generations has one file that both name: damage to it is damage to both.
+A manifest names the files of the clients that changed since its index, so that a checkpoint costs what trained since
+the last one, however many clients there are. Files are written first, the manifest last, each flushed and renamed into
+place; two generations are kept. A generation is believed only if its manifest and every file it names are unchanged;
+else the one before it is used. Shuffles, cohorts and batches are drawn from (seed, round, client), so no generator's
+state has to be kept. A client that did not train between two generations has one file that both name: damage to it is
+damage to both.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,11 @@ from fedslr.tree import Tree
 FORMAT = 1
 KEPT = 2
 """Generations on disk."""
-OURS = re.compile(r"server-\d+\.safetensors|\.(server|manifest)-\d+\.(safetensors|json)\.\d+\.tmp")
+LISTED = 1000
+"""Clients that a manifest names itself; of more than that, the files are put into an index."""
+OURS = re.compile(
+    r"server-\d+\.safetensors|index-\d+\.json|\.(server|manifest|index)-\d+\.(safetensors|json)\.\d+\.tmp"
+)
 """Names that may be left over from a save that was cut off."""
 
 
@@ -42,6 +49,13 @@ class Generation:
     clients: dict[int, Entry]
     notes: dict[str, Any] = field(default_factory=dict)
     """Small facts of the run: how long metrics.jsonl was, seconds spent."""
+    index: Entry | None = None
+    listed: dict[int, Entry] = field(default_factory=dict)
+    """The clients that changed since the index: `clients` is both, put together."""
+
+
+def _by_client(entries: dict[str, Any]) -> dict[int, Entry]:
+    return {int(client): Entry(*entry) for client, entry in entries.items()}
 
 
 def _digest(fields: dict[str, Any]) -> str:
@@ -54,7 +68,11 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clients = folder / "clients"
-        self._named: dict[int, set[str]] = {}
+        self._index: Entry | None = None
+        self._listed: dict[int, Entry] = {}
+        self._indices: dict[int, str | None] = {}
+        self._replaced: dict[int, set[str]] = {}
+        """By generation: its clients' files that are of no later one."""
         try:
             self.clients.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -67,21 +85,36 @@ class Checkpoints:
 
     def save(self, rounds: int, server: Tree, store: ClientStore, notes: dict[str, Any]) -> None:
         """Write a generation; whatever happens meanwhile, an older one stays whole."""
-        clients = store.save(rounds)
+        clients = store.save()
         entry = write_tree(self.folder / f"server-{rounds:06d}.safetensors", server)
+        self._list(rounds, clients, store.fresh)
         fields: dict[str, Any] = {
             "format": FORMAT,
             "rounds": rounds,
             "server": entry,
-            "clients": {str(c): e for c, e in clients.items()},
+            "clients": {str(c): e for c, e in self._listed.items()},
             "notes": notes,
         }
+        if self._index is not None:
+            fields["index"] = self._index
         text = json.dumps({**fields, "digest": _digest(fields)}, indent=1)
         write_durably(self._manifest(rounds), text.encode())
-        self._named[rounds] = {e.file for e in clients.values()}
+        if self._indices:
+            before = max(self._indices)
+            self._replaced[before] = store.replaced.difference(*self._replaced.values())
+        self._indices[rounds] = None if self._index is None else self._index.file
         for old in self.rounds()[KEPT:]:
             self._remove(old)
-        store.collect(set().union(*self._named.values()))
+        store.collect(set().union(*self._replaced.values()))
+
+    def _list(self, rounds: int, clients: Mapping[int, Entry], fresh: Mapping[int, Entry]) -> None:
+        """What the next manifest says itself, and what it leaves to an index."""
+        self._listed = {**self._listed, **fresh}
+        if len(self._listed) > LISTED:
+            data = json.dumps({str(c): e for c, e in clients.items()}).encode()
+            path = self.folder / f"index-{rounds:06d}.json"
+            write_durably(path, data)
+            self._index, self._listed = Entry(path.name, hashlib.sha256(data).hexdigest()), {}
 
     def load(self, warn: Callable[[str], None]) -> tuple[Generation, Tree] | None:
         """The newest whole generation and its server state; None if there is none at all."""
@@ -106,19 +139,24 @@ class Checkpoints:
 
     def restore(self, store: ClientStore, generation: Generation) -> None:
         """Put the clients of a generation into a store, and drop what was written after it or left half written."""
-        self._named = {generation.rounds: {e.file for e in generation.clients.values()}}
+        self._index, self._listed = generation.index, generation.listed
+        self._indices = {generation.rounds: None if generation.index is None else generation.index.file}
+        self._replaced = {}
         newer = [n for n in self.rounds() if n > generation.rounds]
         older = [n for n in self.rounds() if n < generation.rounds]
         for number in newer + older[KEPT - 1 :]:
             self._remove(number)
+        present = {e.file for e in generation.clients.values()}
         for number in older[: KEPT - 1]:
             with contextlib.suppress(CheckpointError):
-                self._named[number] = {e.file for e in self._read(number).clients.values()}
-        kept = {f"server-{number:06d}.safetensors" for number in self.rounds()}
+                before = self._read(number)
+                self._indices[number] = None if before.index is None else before.index.file
+                self._replaced[number] = {e.file for e in before.clients.values()} - present
+        kept = {f"server-{number:06d}.safetensors" for number in self.rounds()} | set(self._indices.values())
         for path in self.folder.iterdir():
             if OURS.fullmatch(path.name) and path.name not in kept:
                 path.unlink()
-        store.load(generation.clients, set().union(*self._named.values()))
+        store.load(generation.clients, set().union(*self._replaced.values()))
         sync_folder(self.folder)
 
     def _manifest(self, rounds: int) -> Path:
@@ -129,7 +167,11 @@ class Checkpoints:
         for path in (self._manifest(rounds), self.folder / f"server-{rounds:06d}.safetensors"):
             with contextlib.suppress(OSError):
                 path.unlink()
-        self._named.pop(rounds, None)
+        self._replaced.pop(rounds, None)
+        index = self._indices.pop(rounds, None)
+        if index is not None and index not in self._indices.values():
+            with contextlib.suppress(OSError):
+                (self.folder / index).unlink()
 
     def _read(self, rounds: int) -> Generation:
         path = self._manifest(rounds)
@@ -138,7 +180,10 @@ class Checkpoints:
             digest = fields.pop("digest")
             if digest != _digest(fields) or fields["format"] != FORMAT:
                 raise ValueError("its digest does not match")
-            clients = {int(c): Entry(*e) for c, e in fields["clients"].items()}
-            return Generation(fields["rounds"], Entry(*fields["server"]), clients, fields["notes"])
+            listed = _by_client(fields["clients"])
+            index = Entry(*fields["index"]) if "index" in fields else None
+            earlier = {} if index is None else _by_client(json.loads(read_verified(self.folder, index)))
+            clients = {**earlier, **listed}
+            return Generation(fields["rounds"], Entry(*fields["server"]), clients, fields["notes"], index, listed)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is unreadable: {error}") from error

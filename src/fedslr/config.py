@@ -17,7 +17,7 @@ from fedslr.algorithms import ALGORITHMS
 from fedslr.data import DataOptions
 from fedslr.engine.cohort import SELECTIONS
 from fedslr.errors import FedslrError, suggest
-from fedslr.schema import at_least_one, fraction, non_negative, one_of, positive, seed_range
+from fedslr.schema import at_least_one, fraction, memory_size, non_negative, one_of, positive, seed_range
 from fedslr.types import Algorithm
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -43,9 +43,25 @@ class Settings:
     engine: Annotated[str, one_of("auto", "eager", "batched", "cuda"), "how a cohort is trained"] = "auto"
     precision: Annotated[str, one_of("float32", "tf32", "bf16"), "of products on a GPU"] = "float32"
     store: Annotated[str, one_of("memory", "disk"), "where clients' states live while the run goes on"] = "memory"
+    memory_budget: Annotated[
+        int | str | None, memory_size, "memory for clients' states; the rest is on disk; no limit unless given"
+    ] = None
     diagnostics: Annotated[bool, "record the quantities of the convergence theory on evaluation rounds"] = False
     evaluate_every: Annotated[int, at_least_one, "rounds between evaluations; the last round always is one"] = 5
+    evaluate_clients: Annotated[int | None, at_least_one, "clients evaluated, always the same; all unless given"] = None
     checkpoint_every: Annotated[int, at_least_one, "rounds between checkpoints"] = 1
+
+    def __post_init__(self) -> None:
+        if self.store == "disk" and self.memory_budget is not None:
+            raise FedslrError(
+                "memory_budget: store = 'disk' keeps no states in memory; expected store = 'memory' or no budget"
+            )
+
+    def memory_bytes(self) -> int | None:
+        """Bytes that clients' states may take in memory, those in use aside; None is no limit."""
+        if self.store == "disk":
+            return 0
+        return None if self.memory_budget is None else schema.in_bytes(self.memory_budget)
 
     def cohort_size(self, num_clients: int) -> int:
         if self.clients_per_round is None:
@@ -71,7 +87,10 @@ class Settings:
         return device
 
 
-TABLES = {"evaluate": {"every": "evaluate_every"}, "checkpoint": {"every": "checkpoint_every"}}
+TABLES = {
+    "evaluate": {"every": "evaluate_every", "clients": "evaluate_clients"},
+    "checkpoint": {"every": "checkpoint_every"},
+}
 """Settings that a recipe groups in a table, as the settings call them."""
 
 GROUPED = {field: (table, key) for table, keys in TABLES.items() for key, field in keys.items()}
@@ -279,7 +298,7 @@ def _toml(value: str | bool | float) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-RESUMABLE = {"rounds", "device", "evaluate_every", "checkpoint_every"}
+RESUMABLE = {"rounds", "device", "store", "memory_budget", "evaluate_every", "checkpoint_every"}
 """What may differ between a run and its resumption: nothing that changes a round already made."""
 
 

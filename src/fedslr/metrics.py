@@ -35,7 +35,9 @@ def _evaluations(records: Sequence[Mapping[str, Any]], model: str, clients: str)
     found = []
     for record in records:
         each = record.get(f"accuracy_{model}_per_client") or []
-        chosen = [each[c] for c in record["clients"]] if each and clients == "sampled" else each
+        whose = record.get("evaluated") or range(len(each))
+        sampled = set(record["clients"] if clients == "sampled" else whose)
+        chosen = [value for client, value in zip(whose, each, strict=True) if client in sampled]
         if known := [v for v in chosen if v is not None]:
             found.append(known)
     return found

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -38,6 +38,8 @@ class Record:
     seconds_by: dict[str, float] = field(default_factory=dict)
     accuracy_global: float | None = None
     accuracy_personal: float | None = None
+    evaluated: list[int] | None = None
+    """The clients of the two lists below, where they are not all."""
     accuracy_global_per_client: PerClient | None = None
     accuracy_personal_per_client: PerClient | None = None
     diagnostics: dict[str, float] | None = None
@@ -50,7 +52,9 @@ class Record:
         self.bytes_up += size.bytes
         self.numbers_up += size.numbers
 
-    def add_evaluation(self, found: Evaluation) -> None:
+    def add_evaluation(self, found: Evaluation, clients: Sequence[int] | None = None) -> None:
+        """Accuracies of all clients, or of the ones that are named."""
+        self.evaluated = None if clients is None else list(clients)
         self.accuracy_global, self.accuracy_global_per_client = average(found.global_), found.global_
         self.accuracy_personal, self.accuracy_personal_per_client = average(found.personal), found.personal
 

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import math
 import numbers
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -38,6 +39,17 @@ share = Rule("from 0 to 1", lambda v: 0 <= v <= 1)
 seed_range = Rule("from 0 to 2⁶³ − 1", lambda v: 0 <= v < 2**63)
 countable = Rule("from 1 to 100,000,000", lambda v: 1 <= v <= 10**8)
 fraction = Rule("above 0 and at most 1", lambda v: 0 < v <= 1)
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def in_bytes(value: int | str) -> int | None:
+    """A size such as 8GB or 500 MB, or a plain number of bytes; None if it is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)?", str(value).strip().upper())
+    return None if found is None else int(float(found[1]) * UNITS[found[2] or ""])
+
+
+memory_size = Rule("such as 500MB or 8GB", lambda v: in_bytes(v) is not None)
 
 
 def one_of(*names: str) -> Rule:

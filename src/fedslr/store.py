@@ -1,7 +1,8 @@
-"""Where client state lives: in memory or on disk. The same store serves simulation and deployment.
+"""Where client state lives: in memory up to a budget, else on disk. The same store serves simulation and deployment.
 
 A state is a plain tree (see `plain`). Whatever is kept on disk is one safetensors file per client and version, never
-changed once written, so the files of an older checkpoint stay as they are while newer ones are made.
+changed once written, so the files of an older checkpoint stay as they are while newer ones are made. Files are written,
+and those soon needed are read, by one thread beside the training; only `save` promises that they are durable.
 """
 
 from __future__ import annotations
@@ -10,20 +11,28 @@ import contextlib
 import hashlib
 import os
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.numpy
 import torch
+from torch import Tensor
 
 from fedslr import wire
 from fedslr.errors import CheckpointError
-from fedslr.tree import Tree
+from fedslr.matrix import LowRank
+from fedslr.tree import Tree, leaves
 
 OURS = re.compile(r"client-\d+-\d+\.safetensors|\.client-\d+-\d+\.safetensors\.\d+\.tmp")
 """Names of the files a store makes; it never touches another."""
+BEHIND = 16
+"""States that may wait to be written; beyond that the training waits for the disk."""
+GPU_SHARE = 0.5
+"""Of a GPU's memory that is free when a run starts: what clients' states may take."""
 
 
 class Entry(NamedTuple):
@@ -47,25 +56,41 @@ def sync_folder(folder: Path) -> None:
 
 def write_durably(path: Path, data: bytes) -> None:
     """All of the file or none of it: write beside it, flush to the disk, rename over it, flush the folder."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+    write_whole(path, data)
+    with disk_errors(path):
         sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """What the disk refuses, in one line."""
+    try:
+        yield
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         reason = error.strerror or str(error)
         raise CheckpointError(f"cannot write {path}: {reason}; make room, then resume") from error
 
 
-def write_tree(path: Path, tree: Tree) -> Entry:
+def write_whole(path: Path, data: bytes) -> None:
+    """A file that is whole wherever it is seen; its name survives a power cut once its folder is flushed."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path):
+        try:
+            with beside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+
+
+def write_tree(path: Path, tree: Tree, write: Callable[[Path, bytes], None] = write_durably) -> Entry:
     """A tree as a safetensors file, sparse and low-rank parts in their small form."""
     data = safetensors.numpy.save(wire.pack(tree).arrays)
-    write_durably(path, data)
+    write(path, data)
     return Entry(path.name, hashlib.sha256(data).hexdigest())
 
 
@@ -100,102 +125,224 @@ def restore(kind: type[Any], tree: Tree) -> Any:
     return kind(**tree) if hasattr(kind, "_fields") else ()
 
 
-# --- stores ---------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------------------------
 
 
-class ClientStore(ABC):
+def size(tree: Tree) -> int:
+    """Bytes that a state's tensors take in memory."""
+    parts = [x for leaf in leaves(tree) for x in (leaf[:2] if isinstance(leaf, LowRank) else [leaf])]
+    return sum(x.numel() * x.element_size() for x in parts if isinstance(x, Tensor))
+
+
+def pinned(tree: Tree) -> Tree:
+    """A state in memory of the host that a GPU reads from directly."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, LowRank):
+            return LowRank(move(leaf.u), move(leaf.v), leaf.shape)
+        return leaf.cpu().pin_memory() if isinstance(leaf, Tensor) else leaf
+
+    return {k: pinned(x) if isinstance(x, dict) else move(x) for k, x in tree.items()}
+
+
+class Tier:
+    """States in one kind of memory, the one put first in front, and the bytes they take."""
+
+    def __init__(self, room: float, place: Callable[[Tree], Tree]) -> None:
+        self.room, self.place = room, place
+        self.bytes = 0
+        self.states: dict[int, Tree] = {}
+
+    def add(self, client: int, state: Tree) -> None:
+        self.states[client] = self.place(state)
+        self.bytes += size(state)
+
+    def drop(self, client: int) -> Tree | None:
+        state = self.states.pop(client, None)
+        self.bytes -= 0 if state is None else size(state)
+        return state
+
+    def overflow(self) -> Iterator[tuple[int, Tree]]:
+        """The states that have to leave, oldest first."""
+        while self.bytes > self.room:
+            client = next(iter(self.states))
+            state = self.drop(client)
+            assert state is not None
+            yield client, state
+
+
+def tiers(device: torch.device, budget: int | None) -> list[Tier]:
+    """The kinds of memory there are for states, fastest first: a GPU's, then the host's."""
+    room = inf if budget is None else budget
+    if device.type != "cuda":
+        return [Tier(room, lambda state: wire.to_device(state, device))]
+    on_device = min(room, GPU_SHARE * torch.cuda.mem_get_info(device)[0])
+    return [Tier(on_device, lambda state: wire.to_device(state, device)), Tier(room - on_device, pinned)]
+
+
+# --- the store ------------------------------------------------------------------------------------------------------
+
+
+class ClientStore:
     """The state of every client that has trained; the others are still as they began.
 
-    `save` makes what was put durable and gives the files of all clients, for a checkpoint to name. A file is removed as
-    soon as no checkpoint that is kept names it.
+    The states of the clients that trained last are in memory, as many as the budget (in bytes) allows, all without one;
+    what does not fit goes to files. `save` makes every state durable and gives the files of all clients, for a
+    checkpoint to name. A file is removed as soon as no checkpoint that is kept names it.
+
+    One thread reads and writes files in the order it was asked to; everything else happens in the caller's thread,
+    where a failure of the other one surfaces: of a write, at the latest in `save`; of a read, in `get`. A state leaves
+    memory only once its file is written.
     """
 
-    def __init__(self, folder: Path | None = None, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, folder: Path | None = None, device: torch.device | str = "cpu", budget: int | None = None
+    ) -> None:
         self.folder = folder
-        self.device = device
+        self.device = torch.device(device)
         self.entries: dict[int, Entry] = {}
-        self._files: set[str] = set()
-        self._named: set[str] = set()
+        self.fresh: dict[int, Entry] = {}
+        """Of the entries, those that no checkpoint names yet."""
+        self.replaced: set[str] = set()
+        """Files that hold no client's present state, but that a checkpoint names."""
+        self._tiers = tiers(self.device, budget)
+        self._unsaved: dict[int, int] = {}
+        self._leaving: dict[int, Tree] = {}
+        self._writing: deque[tuple[int, int, Future[Entry]]] = deque()
+        self._reading: dict[int, Future[Tree]] = {}
+        self._worker: ThreadPoolExecutor | None = None
 
-    @abstractmethod
+    # --- states ------------------------------------------------------------------------------------------------------
+
     def get(self, client: int) -> Tree | None:
         """A client's state; None if it never trained."""
+        held = self._held(client)
+        if held is not None:
+            return held if self.device.type == "cpu" else wire.to_device(held, self.device)
+        ahead, entry = self._reading.pop(client, None), self.entries.get(client)
+        if entry is None:
+            return None
+        state = ahead.result() if ahead else read_tree(self._home(), entry)
+        need = size(state)
+        tier = next((t for t in self._tiers if t.bytes + need <= t.room), None)
+        if tier is not None:
+            tier.add(client, state)
+        return wire.to_device(state, self.device)
 
-    @abstractmethod
     def put(self, client: int, state: Tree, version: int) -> None:
         """Replace a client's state; the version (a round) must grow."""
+        self._forget(client)
+        self._unsaved[client] = version
+        self._tiers[0].add(client, state)
+        for upper, lower in zip(self._tiers, [*self._tiers[1:], None], strict=True):
+            for evicted, old in upper.overflow():
+                if lower is not None:
+                    lower.add(evicted, old)
+                elif evicted in self._unsaved:
+                    self._leaving[evicted] = wire.to_device(old, "cpu")
+                    self._write(evicted)
+        self._settle(BEHIND)
 
-    def save(self, version: int) -> dict[int, Entry]:
+    def prefetch(self, clients: Iterable[int]) -> None:
+        """Begin to read the states that will be asked for next."""
+        for client in clients:
+            entry = self.entries.get(client)
+            if entry is not None and client not in self._reading and self._held(client) is None:
+                self._reading[client] = self._run(read_tree, self._home(), entry)
+
+    def _held(self, client: int) -> Tree | None:
+        found = (held.get(client) for held in (*(t.states for t in self._tiers), self._leaving))
+        return next((state for state in found if state is not None), None)
+
+    def _forget(self, client: int) -> None:
+        self._reading.pop(client, None)
+        self._leaving.pop(client, None)
+        for tier in self._tiers:
+            tier.drop(client)
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def save(self) -> Mapping[int, Entry]:
         """Make every state durable; the files that hold them."""
+        self.flush()
+        for client in sorted(self._unsaved):
+            self._write(client)
+            self._settle(BEHIND)
+        self.flush()
+        if self.fresh:
+            with disk_errors(self._home()):
+                sync_folder(self._home())
         return self.entries
 
-    def collect(self, named: set[str]) -> None:
-        """After a checkpoint: remove the files that no kept checkpoint names any more."""
-        self._named = named
-        self._remove(self._files - named - {e.file for e in self.entries.values()})
+    def flush(self) -> None:
+        """Wait until whatever left memory is in its file."""
+        self._settle(0)
 
-    def load(self, entries: Mapping[int, Entry], named: set[str]) -> None:
-        """Go back to the states a checkpoint names; `named` are the files of all checkpoints that are kept."""
-        self.entries = dict(entries)
-        self._files = {path.name for path in self._home().iterdir() if OURS.fullmatch(path.name)}
+    def collect(self, named: Collection[str]) -> None:
+        """After a checkpoint: remove the replaced files that no kept checkpoint names any more."""
+        self.fresh = {}
+        gone = {file for file in self.replaced if file not in named}
+        self.replaced -= gone
+        self._remove(gone)
+
+    def load(self, entries: Mapping[int, Entry], named: Collection[str]) -> None:
+        """Go back to the states a checkpoint names; `named` are files that other kept checkpoints name."""
+        self.close()
+        for client in {*self._unsaved, *self._leaving, *(c for t in self._tiers for c in t.states)}:
+            self._forget(client)
+        self._unsaved = {}
+        self.entries, self.fresh = dict(entries), {}
+        present = {entry.file for entry in entries.values()}
+        found = {path.name for path in self._home().iterdir() if OURS.fullmatch(path.name)}
+        self.replaced = found - present
         self.collect(named)
 
-    def _remove(self, names: set[str]) -> None:
+    def close(self) -> None:
+        """Let no write happen after this one; a state whose write was called off is still in memory."""
+        if self._worker is not None:
+            self._worker.shutdown(wait=True, cancel_futures=True)
+        self._worker = None
+        self._writing.clear()
+        self._reading.clear()
+
+    def _run(self, job: Callable[..., Any], *args: Any) -> Future[Any]:
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="fedslr-store")
+        return self._worker.submit(job, *args)
+
+    def _write(self, client: int) -> None:
+        """Hand a client's state to the disk."""
+        version, state = self._unsaved[client], self._held(client)
+        assert state is not None
+        path = self._home() / f"client-{client:06d}-{version:06d}.safetensors"
+        job = self._run(write_tree, path, wire.to_device(state, "cpu"), write_whole)
+        self._writing.append((client, version, job))
+
+    def _settle(self, behind: int) -> None:
+        """Take note of finished writes, and wait until no more than some are left."""
+        while self._writing and (len(self._writing) > behind or self._writing[0][2].done()):
+            client, version, job = self._writing.popleft()
+            self._note(client, job.result())
+            if self._unsaved.get(client) == version:
+                del self._unsaved[client]
+                self._leaving.pop(client, None)
+
+    def _note(self, client: int, new: Entry) -> None:
+        """A client has a new file; the old one goes at once if no checkpoint names it."""
+        old = self.entries.get(client)
+        if old is not None and old.file != new.file:
+            if client in self.fresh:
+                self._remove({old.file})
+            else:
+                self.replaced.add(old.file)
+        self.entries[client] = self.fresh[client] = new
+
+    def _remove(self, names: Iterable[str]) -> None:
         for name in names:
             with contextlib.suppress(OSError):
                 self._home().joinpath(name).unlink()
-        self._files -= names
 
     def _home(self) -> Path:
         if self.folder is None:
             raise CheckpointError("this store has no folder to save to")
         return self.folder
-
-    def _write(self, client: int, state: Tree, version: int) -> None:
-        old = self.entries.get(client)
-        new = write_tree(self._home() / f"client-{client:06d}-{version:06d}.safetensors", state)
-        self.entries[client] = new
-        self._files.add(new.file)
-        if old is not None and old.file != new.file and old.file not in self._named:
-            self._remove({old.file})
-
-
-class MemoryStore(ClientStore):
-    """All states in memory; changed ones are written when a checkpoint is made."""
-
-    def __init__(self, folder: Path | None = None, device: torch.device | str = "cpu") -> None:
-        super().__init__(folder, device)
-        self._states: dict[int, Tree] = {}
-        self._changed: set[int] = set()
-
-    def get(self, client: int) -> Tree | None:
-        return self._states.get(client)
-
-    def put(self, client: int, state: Tree, version: int) -> None:
-        self._states[client] = state
-        self._changed.add(client)
-
-    def save(self, version: int) -> dict[int, Entry]:
-        for client in sorted(self._changed):
-            self._write(client, self._states[client], version)
-            self._changed.discard(client)
-        return self.entries
-
-    def load(self, entries: Mapping[int, Entry], named: set[str]) -> None:
-        super().load(entries, named)
-        self._states = {c: read_tree(self._home(), e, self.device) for c, e in entries.items()}
-        self._changed = set()
-
-
-class DiskStore(ClientStore):
-    """Only the states in use are in memory: every state is written when it is put and read when it is needed."""
-
-    def get(self, client: int) -> Tree | None:
-        entry = self.entries.get(client)
-        return None if entry is None else read_tree(self._home(), entry, self.device)
-
-    def put(self, client: int, state: Tree, version: int) -> None:
-        self._write(client, state, version)
-
-
-STORES: dict[str, type[ClientStore]] = {"memory": MemoryStore, "disk": DiskStore}

@@ -34,11 +34,32 @@ class ClientData:
         return ClientData(inputs(self.x), self.y.to(device), inputs(self.x_test), self.y_test.to(device))
 
 
+class Placed(Sequence[ClientData]):
+    """Clients whose data are put on a device when they are used."""
+
+    def __init__(self, clients: Sequence[ClientData], device: torch.device, dtype: torch.dtype) -> None:
+        self.clients, self.device, self.dtype = clients, device, dtype
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __getitem__(self, client: Any) -> Any:
+        return self.clients[client].to(self.device, self.dtype)
+
+
+def placed(clients: Sequence[ClientData], device: torch.device, dtype: torch.dtype) -> Sequence[ClientData]:
+    """A list of clients on a device for good; clients that another sequence makes when asked, when they are used."""
+    if isinstance(clients, list | tuple):
+        return [c.to(device, dtype) for c in clients]
+    return Placed(clients, device, dtype)
+
+
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Many clients whose data stay with them."""
 
     clients: Sequence[ClientData]
+    """Where they are too many for memory, any sequence that makes a client's data when asked for it."""
     num_classes: int
     name: str = "arrays"
     options: Mapping[str, Any] | None = None

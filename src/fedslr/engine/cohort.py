@@ -44,3 +44,10 @@ def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: i
             f"selection: round {round + 1} got {chosen}, expected some of the clients 0 to {len(known) - 1}, none twice"
         )
     return sorted(int(c) for c in chosen)
+
+
+def evaluated(size: int | None, num_clients: int, seed: int) -> Sequence[int]:
+    """The clients that are evaluated: all, or so many of them, the same ones whenever that is done."""
+    if size is None or size >= num_clients:
+        return range(num_clients)
+    return sorted(uniform(seeds.generator(seeds.EVALUATED, seed), size, range(num_clients)))

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from fedslr import models, theory, tree, wire
 from fedslr.checkpoint import Checkpoints, Generation
 from fedslr.config import Settings
-from fedslr.data.federation import Federation
+from fedslr.data.federation import Federation, placed
 from fedslr.engine import cohort
 from fedslr.engine.batched import TOGETHER, Batched, Unbatchable
 from fedslr.engine.choice import choose
@@ -29,7 +29,7 @@ from fedslr.engine.post import Encoded, Measured
 from fedslr.errors import CheckpointError, FedslrError, WireError
 from fedslr.metrics import Evaluation, Sizes, parameters
 from fedslr.record import Record, RunFolder
-from fedslr.store import STORES, plain, restore
+from fedslr.store import ClientStore, plain, restore
 from fedslr.types import Algorithm, Loss, Params, Payload, Round, Task
 
 PHASES = ("train", "aggregate", "evaluate", "checkpoint")
@@ -55,6 +55,10 @@ class Simulation:
         self.cohort_size = settings.cohort_size(self.num_clients)
         self.select = select or cohort.SELECTIONS[settings.selection]
         self.examples = [len(c.y) for c in federation.clients]
+        drawn = functools.partial(cohort.draw, self.select, self.cohort_size, self.examples, settings.seed)
+        # Every cohort is drawn once, a round before it trains.
+        self._cohort = functools.lru_cache(2)(drawn)
+        self.evaluated = cohort.evaluated(settings.evaluate_clients, self.num_clients, settings.seed)
         self.diagnosed = theory.require_supported(algorithm) if settings.diagnostics else None
 
         module = models.build(model, federation, settings.seed)
@@ -62,7 +66,7 @@ class Simulation:
         for warning in models.check(module, federation, loss):
             warn(warning)
         self.task = Task(module.to(device, dtype), loss, settings.weight_decay)
-        clients = [c.to(device, dtype) for c in federation.clients]
+        clients = placed(federation.clients, device, dtype)
         self.engine = choose(settings, algorithm, self.task, clients, federation.crop_padding, federation.normalization)
         self.post = Measured() if device.type == "cuda" else Encoded(self.task.params())
 
@@ -82,15 +86,18 @@ class Simulation:
         """Run what is left of the run, a record for every finished round."""
         while self.done < self.settings.rounds:
             yield self._round()
+        self.store.flush()
 
     def _round(self) -> Record:
         s, before = self.settings, dict(self.seconds)
         decay = s.lr_decay**self.done
         round = Round(self.done, s.rounds, s.lr * decay, decay, s.epochs, s.personal_epochs)
-        sampled = cohort.draw(self.select, self.cohort_size, self.examples, s.seed, self.done)
+        sampled = self._cohort(self.done)
         record = Record(round=self.done + 1, lr=round.lr, clients=sampled)
 
         with self._timed("train"):
+            if self.done + 1 < s.rounds:
+                self.store.prefetch(self._cohort(self.done + 1))
             mean = self._train(sampled, round, record)
         with self._timed("aggregate"):
             try:
@@ -105,7 +112,7 @@ class Simulation:
         record.rank = self.algorithm.ranks(self.server)
         if self.done % s.evaluate_every == 0 or self.done == s.rounds:
             with self._timed("evaluate"):
-                record.add_evaluation(self.evaluate())
+                record.add_evaluation(self.evaluate(), self.evaluated if s.evaluate_clients else None)
                 if self.diagnosed is not None:
                     record.diagnostics = self._diagnose(self.diagnosed, round)
         record.seconds_by = {p: round_to_us(self.seconds[p] - before[p]) for p in PHASES[:3]}
@@ -209,19 +216,18 @@ class Simulation:
         return self.engine.personal_model(client, self.state(client), self.payload)
 
     def evaluate(self) -> Evaluation:
-        everyone = range(self.num_clients)
         shared = self.algorithm.global_model(self.server)
         if isinstance(self.engine, Batched):
             return self._evaluate_together(self.engine, shared)
-        personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in everyone]
-        return Evaluation(None if shared is None else self.engine.accuracy(shared, everyone), personal)
+        personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in self.evaluated]
+        return Evaluation(None if shared is None else self.engine.accuracy(shared, self.evaluated), personal)
 
     def _evaluate_together(self, engine: Batched, shared: Params | None) -> Evaluation:
         """Some clients' models at a time; the answers are read back when all have been given."""
-        groups = [range(i, min(i + TOGETHER, self.num_clients)) for i in range(0, self.num_clients, TOGETHER)]
+        groups = [self.evaluated[i : i + TOGETHER] for i in range(0, len(self.evaluated), TOGETHER)]
         personal = [engine.personal_accuracy(g, [self.state(c) for c in g], self.payload) for g in groups]
         ours = None if shared is None else [engine.shared_accuracy(shared, g) for g in groups]
-        tested = [len(c.y_test) for c in self.federation.clients]
+        tested = [len(self.federation.clients[c].y_test) for c in self.evaluated]
 
         def shares(right: list[torch.Tensor]) -> list[float | None]:
             return [r / n if n else None for r, n in zip(torch.cat(right).tolist(), tested, strict=True)]
@@ -230,7 +236,7 @@ class Simulation:
 
     def sizes(self) -> Sizes:
         dense = sum(x.numel() for x in self.start.values())
-        personal = [parameters(self.algorithm.deployed(self.state(c), self.broadcast)) for c in range(self.num_clients)]
+        personal = [parameters(self.algorithm.deployed(self.state(c), self.broadcast)) for c in self.evaluated]
         return Sizes(dense, parameters(self.algorithm.shared(self.broadcast)), personal)
 
     def _diagnose(self, algorithm: theory.Supported, round: Round) -> dict[str, float]:
@@ -267,10 +273,11 @@ class Simulation:
         if self.folder is not None:
             self.checkpoints = Checkpoints(self.folder.path / "checkpoint")
             clients = self.checkpoints.clients
-        elif self.settings.store == "disk":
+        elif self.settings.memory_bytes() is not None:
             clients = Path(tempfile.mkdtemp(prefix="fedslr-"))
-            weakref.finalize(self, shutil.rmtree, clients, ignore_errors=True)
-        self.store = STORES[self.settings.store](clients, device)
+        self.store = ClientStore(clients, device, self.settings.memory_bytes())
+        if self.folder is None and clients is not None:
+            weakref.finalize(self, _discard, self.store, clients)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -338,6 +345,12 @@ class Simulation:
         same = before == {k: (tuple(x.shape), x.dtype) for k, x in self.start.items()}
         if not same or generation.notes["model"] != self.model_fingerprint:
             raise CheckpointError("resume: the model is not the one this run began with")
+
+
+def _discard(store: ClientStore, folder: Path) -> None:
+    """Whatever a run without a folder of its own put on the disk."""
+    store.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _bytes(x: torch.Tensor) -> bytes:

@@ -1,0 +1,165 @@
+"""What a round costs when there are 100, 1,000, 10,000 and 100,000 clients and ten of them train.
+
+    python benchmarks/population.py --json benchmarks/results/population.json
+
+FedSLR, the CNN on digits, 20 samples per client (clients share samples), states on disk, a checkpoint every ten rounds.
+Every population has a process of its own, so that its memory is its own; they make their rounds in turn, so that
+whatever else the machine does slows all of them alike. The first ten are not counted: the checkpoint after them hashes
+all data, once. In so few rounds only some of the clients train; with
+--trained all of them have a state on disk, and are in the checkpoint, before the first round that counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedslr
+import report
+from fedslr.config import Settings
+from fedslr.data.federation import ClientData
+from fedslr.engine.rounds import Simulation
+from fedslr.record import RunFolder
+from fedslr.store import Entry, write_tree
+
+SAMPLES, TESTED, WARM, COHORT = 20, 5, 10, 10
+LINKS = 30_000
+"""Names that one file may have on common file systems."""
+
+
+class Population(Sequence[ClientData]):
+    """So many clients, each with its window on the same samples."""
+
+    def __init__(self, clients: int) -> None:
+        (self.all,) = fedslr.load("digits", clients=1, split="iid", seed=0).clients
+        self.clients = clients
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: Any) -> Any:
+        if not 0 <= client < self.clients:
+            raise IndexError(client)
+        i, j = 7 * client % (len(self.all.y) - SAMPLES), 3 * client % (len(self.all.y_test) - TESTED)
+        train, test = slice(i, i + SAMPLES), slice(j, j + TESTED)
+        return ClientData(self.all.x[train], self.all.y[train], self.all.x_test[test], self.all.y_test[test])
+
+
+def resident_megabytes() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def pretend_all_trained(simulation: Simulation, folder: Path) -> None:
+    """Give every client a state on disk: names of one file, of which a file system takes only so many."""
+    store, state = simulation.store, {"state": simulation.algorithm.init_client(simulation.start)._asdict()}
+    state["state"] = {k: {n: 1e-3 * torch.randn_like(x) for n, x in part.items()} for k, part in state["state"].items()}
+    for client in range(simulation.num_clients):
+        name = f"client-{client:06d}-000000.safetensors"
+        if client % LINKS == 0:
+            first = write_tree(folder / name, state)
+        else:
+            os.link(folder / first.file, folder / name)
+        store.entries[client] = store.fresh[client] = Entry(name, first.sha256)
+
+
+def work(clients: int, rounds: int, trained: bool) -> None:
+    """One population: a round for every line that is read, its seconds for an answer; memory and files at the end."""
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp(prefix="fedslr-population-"))
+    try:
+        begun = time.perf_counter()
+        settings = Settings(
+            rounds=rounds,
+            clients_per_round=COHORT,
+            device="cpu",
+            store="disk",
+            evaluate_every=10**9,
+            evaluate_clients=100,
+            checkpoint_every=10,
+        )
+        federation = fedslr.Federation(Population(clients), 10, "digits")
+        simulation = Simulation(fedslr.FedSLR(), federation, "cnn", settings, RunFolder(folder))
+        simulation.begin()
+        if trained:
+            pretend_all_trained(simulation, folder / "checkpoint" / "clients")
+        print(time.perf_counter() - begun, flush=True)
+        done = simulation.rounds()
+        for _ in sys.stdin:
+            begun = time.perf_counter()
+            next(done)
+            print(time.perf_counter() - begun, flush=True)
+        print(resident_megabytes(), sum(len(files) for _, _, files in os.walk(folder)), flush=True)
+    finally:
+        shutil.rmtree(folder)
+
+
+def start(clients: int, args: argparse.Namespace) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, "--work", str(clients), "--rounds", str(args.rounds)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command + ["--trained"] * args.trained, stdin=pipe, stdout=pipe, text=True)
+
+
+def ask(process: subprocess.Popen[str]) -> list[float]:
+    assert process.stdout is not None
+    answer = process.stdout.readline().split()
+    if not answer:
+        raise SystemExit("a population stopped")
+    return [float(word) for word in answer]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--trained", action="store_true", help="let every client have a state on disk from the start")
+    parser.add_argument("--json", help="also write the figures to this file")
+    parser.add_argument("--work", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.rounds, args.trained)
+        return
+
+    processes = {clients: start(clients, args) for clients in args.clients}
+    starts = {clients: ask(process)[0] for clients, process in processes.items()}
+    seconds: dict[int, list[float]] = {clients: [] for clients in processes}
+    for _, (clients, process) in itertools.product(range(args.rounds), processes.items()):
+        assert process.stdin is not None
+        print(file=process.stdin, flush=True)
+        seconds[clients] += ask(process)
+    rows: list[dict[str, Any]] = []
+    for clients, process in processes.items():
+        assert process.stdin is not None
+        process.stdin.close()
+        megabytes, files = ask(process)
+        process.wait()
+        # The last round evaluates.
+        counted = seconds[clients][WARM:-1]
+        row = {
+            "clients": clients,
+            "s/round": statistics.median(counted),
+            "mean s/round": statistics.fmean(counted),
+            "resident MB": megabytes,
+            "files": int(files),
+            "start s": starts[clients],
+        }
+        first = rows[0] if rows else row
+        row["s ratio"], row["MB ratio"] = (row[k] / first[k] for k in ("s/round", "resident MB"))
+        rows.append(row)
+    report.finish("population-trained" if args.trained else "population", rows, args.json)
+
+
+if __name__ == "__main__":
+    main()
