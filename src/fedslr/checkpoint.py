@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedslr.engine.distributed import Group
 from fedslr.errors import CheckpointError
 from fedslr.store import ClientStore, Entry, read_tree, read_verified, sync_folder, write_durably, write_tree
 from fedslr.tree import Tree
@@ -49,10 +50,14 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 class Checkpoints:
-    """The generations in a run's `checkpoint/` folder."""
+    """The generations in a run's `checkpoint/` folder.
 
-    def __init__(self, folder: Path) -> None:
+    Of several processes each writes the files of its own clients, and the first writes the rest when all have done so.
+    """
+
+    def __init__(self, folder: Path, group: Group | None = None) -> None:
         self.folder = folder
+        self.group = group or Group()
         self.clients = folder / "clients"
         self._named: dict[int, set[str]] = {}
         try:
@@ -67,7 +72,17 @@ class Checkpoints:
 
     def save(self, rounds: int, server: Tree, store: ClientStore, notes: dict[str, Any]) -> None:
         """Write a generation; whatever happens meanwhile, an older one stays whole."""
-        clients = store.save(rounds)
+        parts = self.group.gather(store.save(rounds))
+        clients = {c: e for part in parts for c, e in part.items()}
+        if self.group.first:
+            self._write(rounds, server, clients, notes)
+        self.group.wait()
+        self._named[rounds] = {e.file for e in clients.values()}
+        for old in sorted(self._named)[:-KEPT]:
+            del self._named[old]
+        store.collect(set().union(*self._named.values()))
+
+    def _write(self, rounds: int, server: Tree, clients: dict[int, Entry], notes: dict[str, Any]) -> None:
         entry = write_tree(self.folder / f"server-{rounds:06d}.safetensors", server)
         fields: dict[str, Any] = {
             "format": FORMAT,
@@ -78,18 +93,20 @@ class Checkpoints:
         }
         text = json.dumps({**fields, "digest": _digest(fields)}, indent=1)
         write_durably(self._manifest(rounds), text.encode())
-        self._named[rounds] = {e.file for e in clients.values()}
         for old in self.rounds()[KEPT:]:
             self._remove(old)
-        store.collect(set().union(*self._named.values()))
 
     def load(self, warn: Callable[[str], None]) -> tuple[Generation, Tree] | None:
         """The newest whole generation and its server state; None if there is none at all."""
+        generation = self.group.from_first(lambda: self._newest(warn))
+        return None if generation is None else (generation, read_tree(self.folder, generation.server))
+
+    def _newest(self, warn: Callable[[str], None]) -> Generation | None:
         damages = []
         for number in self.rounds():
             try:
                 generation = self._read(number)
-                server = read_tree(self.folder, generation.server)
+                read_verified(self.folder, generation.server)
                 for entry in generation.clients.values():
                     read_verified(self.clients, entry)
             except CheckpointError as error:
@@ -97,7 +114,7 @@ class Checkpoints:
                 continue
             for damage in damages:
                 warn(f"{damage}; going on from round {number}")
-            return generation, server
+            return generation
         if damages:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged; start again with another --out ({damages[0]})"
@@ -107,18 +124,26 @@ class Checkpoints:
     def restore(self, store: ClientStore, generation: Generation) -> None:
         """Put the clients of a generation into a store, and drop what was written after it or left half written."""
         self._named = {generation.rounds: {e.file for e in generation.clients.values()}}
-        newer = [n for n in self.rounds() if n > generation.rounds]
-        older = [n for n in self.rounds() if n < generation.rounds]
-        for number in newer + older[KEPT - 1 :]:
-            self._remove(number)
-        for number in older[: KEPT - 1]:
+        older = [n for n in self.rounds() if n < generation.rounds][: KEPT - 1]
+        for number in older:
             with contextlib.suppress(CheckpointError):
                 self._named[number] = {e.file for e in self._read(number).clients.values()}
-        kept = {f"server-{number:06d}.safetensors" for number in self.rounds()}
+        if self.group.first:
+            self._tidy({generation.rounds, *older})
+        mine = {c: generation.clients[c] for c in self.group.mine(generation.clients)}
+        store.load(mine, set().union(*self._named.values()))
+        # Whoever goes on writes files, which the others must not take for left over.
+        self.group.wait()
+
+    def _tidy(self, kept: set[int]) -> None:
+        """Drop all other generations, and what a save that was cut off left."""
+        for number in self.rounds():
+            if number not in kept:
+                self._remove(number)
+        named = {f"server-{number:06d}.safetensors" for number in kept}
         for path in self.folder.iterdir():
-            if OURS.fullmatch(path.name) and path.name not in kept:
+            if OURS.fullmatch(path.name) and path.name not in named:
                 path.unlink()
-        store.load(generation.clients, set().union(*self._named.values()))
         sync_folder(self.folder)
 
     def _manifest(self, rounds: int) -> Path:

@@ -25,6 +25,7 @@ from fedslr.data.federation import Federation
 from fedslr.engine import cohort
 from fedslr.engine.batched import TOGETHER, Batched, Unbatchable
 from fedslr.engine.choice import choose
+from fedslr.engine.distributed import Group
 from fedslr.engine.post import Encoded, Measured
 from fedslr.errors import CheckpointError, FedslrError, WireError
 from fedslr.metrics import Evaluation, Sizes, parameters
@@ -33,6 +34,7 @@ from fedslr.store import STORES, plain, restore
 from fedslr.types import Algorithm, Loss, Params, Payload, Round, Task
 
 PHASES = ("train", "aggregate", "evaluate", "checkpoint")
+COUNTED = ("bytes_down", "bytes_up", "numbers_down", "numbers_up")
 
 
 class Simulation:
@@ -48,7 +50,9 @@ class Simulation:
         loss: Loss = cross_entropy,
         warn: Callable[[str], None] = lambda text: None,
         select: cohort.Select | None = None,
+        group: Group | None = None,
     ) -> None:
+        self.group = group or Group()
         self.algorithm, self.federation, self.settings = algorithm, federation, settings
         self.folder, self.warn = folder, warn
         self.num_clients = len(federation.clients)
@@ -73,6 +77,7 @@ class Simulation:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._step_warned = False
         self._saved = 0
+        self._check_group()
         self._open_store(device)
         self._announce()
 
@@ -91,7 +96,8 @@ class Simulation:
         record = Record(round=self.done + 1, lr=round.lr, clients=sampled)
 
         with self._timed("train"):
-            mean = self._train(sampled, round, record)
+            mine = self.group.mine(sampled)
+            mean = self._pool(self._train(mine, round, record) if mine else None, mine, record)
         with self._timed("aggregate"):
             try:
                 self.server = self.algorithm.aggregate(self.server, mean, len(sampled))
@@ -159,6 +165,14 @@ class Simulation:
             self._keep(client, state, upload)
         return made.mean([self.algorithm.weight(self.examples[c]) for c in sampled])
 
+    def _pool(self, mean: Payload | None, mine: list[int], record: Record) -> Payload:
+        """The mean over the clients of all processes, whose messages are counted too."""
+        weight = sum(self.algorithm.weight(self.examples[c]) for c in mine)
+        pooled, counts = self.group.mean(mean, weight, [getattr(record, name) for name in COUNTED], self.device)
+        for name, count in zip(COUNTED, counts, strict=True):
+            setattr(record, name, count)
+        return pooled
+
     def _keep(self, client: int, state: Any, upload: Payload) -> None:
         kept = {"state": plain(state)}
         if self.settings.diagnostics:
@@ -209,19 +223,23 @@ class Simulation:
         return self.engine.personal_model(client, self.state(client), self.payload)
 
     def evaluate(self) -> Evaluation:
-        everyone = range(self.num_clients)
+        mine = self.group.mine(range(self.num_clients))
         shared = self.algorithm.global_model(self.server)
         if isinstance(self.engine, Batched):
-            return self._evaluate_together(self.engine, shared)
-        personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in everyone]
-        return Evaluation(None if shared is None else self.engine.accuracy(shared, everyone), personal)
+            found = self._evaluate_together(self.engine, shared, mine)
+        else:
+            personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in mine]
+            found = Evaluation(None if shared is None else self.engine.accuracy(shared, mine), personal)
+        return Evaluation(
+            None if found.global_ is None else self.group.each(found.global_), self.group.each(found.personal)
+        )
 
-    def _evaluate_together(self, engine: Batched, shared: Params | None) -> Evaluation:
+    def _evaluate_together(self, engine: Batched, shared: Params | None, mine: list[int]) -> Evaluation:
         """Some clients' models at a time; the answers are read back when all have been given."""
-        groups = [range(i, min(i + TOGETHER, self.num_clients)) for i in range(0, self.num_clients, TOGETHER)]
+        groups = [mine[i : i + TOGETHER] for i in range(0, len(mine), TOGETHER)]
         personal = [engine.personal_accuracy(g, [self.state(c) for c in g], self.payload) for g in groups]
         ours = None if shared is None else [engine.shared_accuracy(shared, g) for g in groups]
-        tested = [len(c.y_test) for c in self.federation.clients]
+        tested = [len(self.federation.clients[c].y_test) for c in mine]
 
         def shares(right: list[torch.Tensor]) -> list[float | None]:
             return [r / n if n else None for r, n in zip(torch.cat(right).tolist(), tested, strict=True)]
@@ -230,8 +248,9 @@ class Simulation:
 
     def sizes(self) -> Sizes:
         dense = sum(x.numel() for x in self.start.values())
-        personal = [parameters(self.algorithm.deployed(self.state(c), self.broadcast)) for c in range(self.num_clients)]
-        return Sizes(dense, parameters(self.algorithm.shared(self.broadcast)), personal)
+        mine = self.group.mine(range(self.num_clients))
+        personal = [parameters(self.algorithm.deployed(self.state(c), self.broadcast)) for c in mine]
+        return Sizes(dense, parameters(self.algorithm.shared(self.broadcast)), self.group.each(personal))
 
     def _diagnose(self, algorithm: theory.Supported, round: Round) -> dict[str, float]:
         found = theory.diagnose(
@@ -259,13 +278,30 @@ class Simulation:
             torch.cuda.synchronize(self.device)
         self.seconds[phase] += time.perf_counter() - begun
 
+    def _check_group(self) -> None:
+        """Several processes must have been given the same run, and one they can share out."""
+        if self.group.size == 1:
+            return
+        if self.settings.diagnostics:
+            raise FedslrError("diagnostics: they need all clients in one process; run without torchrun")
+        if self.group.size > self.num_clients:
+            raise FedslrError(f"torchrun: {self.group.size} processes for {self.num_clients} clients; expected fewer")
+        if self.settings.device.startswith("cuda:"):
+            raise FedslrError(
+                f"device: got '{self.settings.device}', but each process has its own; expected auto, cuda or cpu"
+            )
+        start = hashlib.sha256(b"".join(_bytes(x) for x in self.start.values())).hexdigest()
+        given = (self.fingerprint, self.model_fingerprint, start, repr(self.algorithm), repr(self.settings))
+        if any(other != given for other in self.group.gather(given)):
+            raise FedslrError("torchrun: the processes were given different data, models or settings; seed them alike")
+
     # --- checkpoint and resume ---------------------------------------------------------------------------------------
 
     def _open_store(self, device: torch.device) -> None:
         self.checkpoints: Checkpoints | None = None
         clients: Path | None = None
         if self.folder is not None:
-            self.checkpoints = Checkpoints(self.folder.path / "checkpoint")
+            self.checkpoints = Checkpoints(self.folder.path / "checkpoint", self.group)
             clients = self.checkpoints.clients
         elif self.settings.store == "disk":
             clients = Path(tempfile.mkdtemp(prefix="fedslr-"))
@@ -306,6 +342,7 @@ class Simulation:
         if self.folder is not None:
             self.folder.rewind(None)
             self.store.load({}, set())
+            self.group.wait()
 
     def resume(self) -> bool:
         """Go back to the last finished round on disk; False if there is none."""
