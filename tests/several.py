@@ -33,9 +33,9 @@ CASES = METHODS | VARIANTS
 LONG = {**OPTIONS, "rounds": 8, "evaluate_every": 3}
 
 
-def run(case: str, **changes: Any) -> fedslr.Result:
+def run(case: str, sizes: list[int] = SIZES, **changes: Any) -> fedslr.Result:
     method, options = CASES[case]
-    return fedslr.run(method(), make_federation(SIZES), mlp(), **{**options, **changes})
+    return fedslr.run(method(), make_federation(sizes), mlp(), **{**options, **changes})
 
 
 def long_run(out: Path, **changes: Any) -> fedslr.Result:
@@ -84,7 +84,7 @@ def main(folder: Path) -> None:
     except fedslr.FedslrError as error:
         found["elsewhere"] = str(error)
     found["diagnostics"] = refusal(diagnostics=True)
-    found["device"] = refusal(device="cuda:1") if torch.cuda.is_available() else ""
+    found["one client"] = refusal(sizes=SIZES[:1], clients_per_round=1)
     found["unequal"] = refusal(lr=0.1 + dist.get_rank())
     try:
         long_run(folder / "stopped", should_stop=asked_once(3))

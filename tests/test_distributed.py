@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import several
-from fedslr import checkpoint, store, wire
+from fedslr import FedslrError, checkpoint, record, store, wire
 from test_checkpoint import assert_clean
 
 HERE = Path(__file__).parent
@@ -112,6 +112,7 @@ def test_what_several_processes_cannot_do_is_one_line(two):
     for rank, found in enumerate(two["ranks"]):
         assert found["elsewhere"] == f"client: {1 - rank} lives in the process of rank {1 - rank}; ask there"
         assert found["diagnostics"] == "diagnostics: they need all clients in one process; run without torchrun"
+        assert found["one client"] == "torchrun: 2 processes for 1 clients; expected at most one for each"
         assert found["unequal"].startswith("torchrun: the processes were given different data, models or settings")
 
 
@@ -184,6 +185,17 @@ def test_a_client_that_diverges_stops_all_with_one_line(tmp_path):
     assert said.count("error: ") == 1, said
     assert "training diverged" in said
     assert said.count("exitcode  : 2 ") == 2, said
+
+
+def test_a_folder_is_taken_until_the_last_process_of_its_run_is_gone(tmp_path):
+    first = record.RunFolder(tmp_path)
+    first.share()
+    other = record.SharedFolder(tmp_path)
+    first.close()
+    with pytest.raises(FedslrError, match="another process is running in"):
+        record.RunFolder(tmp_path)
+    other.close()
+    record.RunFolder(tmp_path).close()
 
 
 def test_compare_is_refused_in_one_line(command, monkeypatch, tmp_path):

@@ -536,7 +536,8 @@ def _stop_on_signal(warn: Callable[[str], None]) -> Iterator[_Stop]:
         yield stop
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # A launcher ends all its processes when one of them does, and this one is about to end by itself.
+            signal.signal(number, signal.SIG_IGN if distributed.several() else handler)
 
 
 def _print_summary(summary: dict[str, Any], records: list[dict[str, Any]], width: int) -> None:

@@ -165,8 +165,11 @@ def _others() -> Iterator[None]:
 
 def several() -> bool:
     """Whether this process was started as one of several."""
-    asked = "RANK" in os.environ and "MASTER_ADDR" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return asked or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+    if not dist.is_available():
+        return False
+    if dist.is_initialized():
+        return dist.get_world_size() > 1
+    return {"RANK", "MASTER_ADDR"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def join(should_stop: Callable[[], bool] = lambda: False) -> Group:

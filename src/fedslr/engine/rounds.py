@@ -285,7 +285,9 @@ class Simulation:
         if self.settings.diagnostics:
             raise FedslrError("diagnostics: they need all clients in one process; run without torchrun")
         if self.group.size > self.num_clients:
-            raise FedslrError(f"torchrun: {self.group.size} processes for {self.num_clients} clients; expected fewer")
+            raise FedslrError(
+                f"torchrun: {self.group.size} processes for {self.num_clients} clients; expected at most one for each"
+            )
         if self.settings.device.startswith("cuda:"):
             raise FedslrError(
                 f"device: got '{self.settings.device}', but each process has its own; expected auto, cuda or cpu"
