@@ -18,10 +18,12 @@ from fedslr import metrics, schema
 from fedslr.config import DTYPES, Recipe, Settings, difference, dump
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
+from fedslr.engine import distributed
+from fedslr.engine.distributed import Group
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.models import MODELS
-from fedslr.record import Record, RunFolder, read_records
+from fedslr.record import Record, RunFolder, SharedFolder, read_records
 from fedslr.report import write_report
 from fedslr.types import Algorithm, Loss, Params
 
@@ -46,6 +48,9 @@ class Result:
         known = self._simulation.num_clients
         if not hasattr(client, "__index__") or not 0 <= client < known:
             raise FedslrError(f"client: got {client!r}, expected a whole number from 0 to {known - 1}")
+        group = self._simulation.group
+        if group.owner(client) != group.rank:
+            raise FedslrError(f"client: {client} lives in the process of rank {group.owner(client)}; ask there")
         return self._simulation.personal_params(int(client))
 
     def personal_model(self, client: int) -> nn.Module:
@@ -103,10 +108,11 @@ def run(
 
     A model is a name or an `nn.Module`, whose own weights are the starting point. `settings` are the fields of
     `fedslr.Settings`: rounds, clients_per_round, batch_size, epochs, personal_epochs, lr, lr_decay, weight_decay,
-    selection (a name or a function, see `fedslr.engine.cohort`), seed, device, dtype, store,
-    memory_budget, diagnostics, evaluate_every, evaluate_clients, checkpoint_every. With `out` the run is written to a
-    folder and can be resumed; `on_round` sees every finished round; when `should_stop` says so, the run saves and
-    raises `Interrupted`.
+    selection (a name or a function, see `fedslr.engine.cohort`), seed, device, dtype, store, memory_budget,
+    diagnostics, evaluate_every, evaluate_clients, checkpoint_every. With `out` the run is written to a folder and can
+    be resumed; `on_round` sees every finished round; when `should_stop` says so, the run saves and raises
+    `Interrupted`. In a script started by torchrun every process calls this, with the same arguments; clients are
+    shared out, and the first process writes the folder.
     """
     if not isinstance(algorithm, Algorithm):
         raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
@@ -124,15 +130,17 @@ def run(
     tell = warn or (lambda text: warnings.warn(text, stacklevel=3))
     text = config or dump(checked, algorithm, _data_table(federation), {"name": _model_name(model)})
     checked.cohort_size(len(federation.clients))
-    folder = None if out is None else open_folder(Path(out), resume, text, ["rounds"] if algorithm.planned else [])
+    group = distributed.join(should_stop)
+    fixed = ["rounds"] if algorithm.planned else []
+    folder = None if out is None else _open_together(group, Path(out), resume, text, fixed)
     simulation: Simulation | None = None
     try:
-        simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell, select)
+        simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell, select, group)
         if resume:
             simulation.resume()
         else:
             simulation.begin()
-        records = read_records(folder.path) if folder else []
+        records = group.from_first(lambda: read_records(folder.path) if folder else [])
         if folder is not None:
             folder.write_config(text)
             if simulation.done < checked.rounds:
@@ -141,12 +149,13 @@ def run(
             records.append(asdict(record))
             if on_round is not None:
                 on_round(record)
-            if should_stop() and simulation.done < checked.rounds:
+            if group.stop() and simulation.done < checked.rounds:
                 simulation.save()
                 raise Interrupted(f"stopped after round {simulation.done} of {checked.rounds}")
         result = Result(simulation, records)
         if folder is not None:
             folder.write_summary(result.summary)
+        if folder is not None and group.first:
             write_report(folder.path, result.summary, records, text, checked.torch_dtype().itemsize)
         return result
     finally:
@@ -160,13 +169,26 @@ def run_recipe(recipe: Recipe, out: Path, **options: Any) -> Result:
     """Run a recipe in a folder; `options` are those of `run` that are no settings."""
     return run(
         recipe.algorithm,
-        share_out(recipe.data),
+        # The first process decodes images for all.
+        distributed.join().after_first(lambda: share_out(recipe.data)),
         recipe.model.name,
         out=out,
         config=recipe.to_toml(),
         **options,
         **asdict(recipe.settings),
     )
+
+
+def _open_together(group: Group, path: Path, resume: bool, config: str, fixed: Collection[str]) -> RunFolder:
+    """The run folder of all processes, which the first one checks and writes to."""
+    if not group.first:
+        group.wait()
+        return SharedFolder(path)
+    folder = open_folder(path, resume, config, fixed)
+    if group.size > 1:
+        folder.share()
+    group.wait()
+    return folder
 
 
 def open_folder(path: Path, resume: bool, config: str, fixed: Collection[str] = ()) -> RunFolder:

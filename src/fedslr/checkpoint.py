@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedslr.engine.distributed import Group
 from fedslr.errors import CheckpointError
 from fedslr.store import ClientStore, Entry, read_tree, read_verified, sync_folder, write_durably, write_tree
 from fedslr.tree import Tree
@@ -63,11 +64,17 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 class Checkpoints:
-    """The generations in a run's `checkpoint/` folder."""
+    """The generations in a run's `checkpoint/` folder.
 
-    def __init__(self, folder: Path) -> None:
+    Of several processes each writes the files of its own clients, and the first writes the rest when all have done so.
+    """
+
+    def __init__(self, folder: Path, group: Group | None = None) -> None:
         self.folder = folder
+        self.group = group or Group()
         self.clients = folder / "clients"
+        self._entries: dict[int, Entry] = {}
+        """Every client's file."""
         self._index: Entry | None = None
         self._listed: dict[int, Entry] = {}
         self._indices: dict[int, str | None] = {}
@@ -85,9 +92,23 @@ class Checkpoints:
 
     def save(self, rounds: int, server: Tree, store: ClientStore, notes: dict[str, Any]) -> None:
         """Write a generation; whatever happens meanwhile, an older one stays whole."""
-        clients = store.save()
+        store.save()
+        fresh = {c: e for part in self.group.gather(dict(store.fresh)) for c, e in part.items()}
+        self._entries |= fresh
+        if self.group.first:
+            self._write(rounds, server, fresh, notes)
+        self.group.wait()
+        if self._indices:
+            before = max(self._indices)
+            self._replaced[before] = store.replaced.difference(*self._replaced.values())
+        self._indices[rounds] = None if self._index is None else self._index.file
+        for old in sorted(self._indices)[:-KEPT]:
+            self._remove(old)
+        store.collect(set().union(*self._replaced.values()))
+
+    def _write(self, rounds: int, server: Tree, fresh: Mapping[int, Entry], notes: dict[str, Any]) -> None:
         entry = write_tree(self.folder / f"server-{rounds:06d}.safetensors", server)
-        self._list(rounds, clients, store.fresh)
+        self._list(rounds, fresh)
         fields: dict[str, Any] = {
             "format": FORMAT,
             "rounds": rounds,
@@ -99,30 +120,27 @@ class Checkpoints:
             fields["index"] = self._index
         text = json.dumps({**fields, "digest": _digest(fields)}, indent=1)
         write_durably(self._manifest(rounds), text.encode())
-        if self._indices:
-            before = max(self._indices)
-            self._replaced[before] = store.replaced.difference(*self._replaced.values())
-        self._indices[rounds] = None if self._index is None else self._index.file
-        for old in self.rounds()[KEPT:]:
-            self._remove(old)
-        store.collect(set().union(*self._replaced.values()))
 
-    def _list(self, rounds: int, clients: Mapping[int, Entry], fresh: Mapping[int, Entry]) -> None:
+    def _list(self, rounds: int, fresh: Mapping[int, Entry]) -> None:
         """What the next manifest says itself, and what it leaves to an index."""
         self._listed = {**self._listed, **fresh}
         if len(self._listed) > LISTED:
-            data = json.dumps({str(c): e for c, e in clients.items()}).encode()
+            data = json.dumps({str(c): e for c, e in self._entries.items()}).encode()
             path = self.folder / f"index-{rounds:06d}.json"
             write_durably(path, data)
             self._index, self._listed = Entry(path.name, hashlib.sha256(data).hexdigest()), {}
 
     def load(self, warn: Callable[[str], None]) -> tuple[Generation, Tree] | None:
         """The newest whole generation and its server state; None if there is none at all."""
+        generation = self.group.from_first(lambda: self._newest(warn))
+        return None if generation is None else (generation, read_tree(self.folder, generation.server))
+
+    def _newest(self, warn: Callable[[str], None]) -> Generation | None:
         damages = []
         for number in self.rounds():
             try:
                 generation = self._read(number)
-                server = read_tree(self.folder, generation.server)
+                read_verified(self.folder, generation.server)
                 for entry in generation.clients.values():
                     read_verified(self.clients, entry)
             except CheckpointError as error:
@@ -130,7 +148,7 @@ class Checkpoints:
                 continue
             for damage in damages:
                 warn(f"{damage}; going on from round {number}")
-            return generation, server
+            return generation
         if damages:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged; start again with another --out ({damages[0]})"
@@ -139,24 +157,34 @@ class Checkpoints:
 
     def restore(self, store: ClientStore, generation: Generation) -> None:
         """Put the clients of a generation into a store, and drop what was written after it or left half written."""
+        self._entries = dict(generation.clients)
         self._index, self._listed = generation.index, generation.listed
         self._indices = {generation.rounds: None if generation.index is None else generation.index.file}
         self._replaced = {}
-        newer = [n for n in self.rounds() if n > generation.rounds]
-        older = [n for n in self.rounds() if n < generation.rounds]
-        for number in newer + older[KEPT - 1 :]:
-            self._remove(number)
+        older = [n for n in self.rounds() if n < generation.rounds][: KEPT - 1]
         present = {e.file for e in generation.clients.values()}
-        for number in older[: KEPT - 1]:
+        for number in older:
             with contextlib.suppress(CheckpointError):
                 before = self._read(number)
                 self._indices[number] = None if before.index is None else before.index.file
                 self._replaced[number] = {e.file for e in before.clients.values()} - present
-        kept = {f"server-{number:06d}.safetensors" for number in self.rounds()} | set(self._indices.values())
+        # All have read before anything goes.
+        self.group.wait()
+        if self.group.first:
+            self._tidy({generation.rounds, *older})
+        mine = {c: generation.clients[c] for c in self.group.mine(generation.clients)}
+        store.load(mine, set().union(*self._replaced.values()), self.group.mine)
+        self.group.wait()
+
+    def _tidy(self, kept: set[int]) -> None:
+        """Drop all other generations, and what a save that was cut off left."""
+        for number in self.rounds():
+            if number not in kept:
+                self._remove(number)
+        named = {f"server-{number:06d}.safetensors" for number in kept} | set(self._indices.values())
         for path in self.folder.iterdir():
-            if OURS.fullmatch(path.name) and path.name not in kept:
+            if OURS.fullmatch(path.name) and path.name not in named:
                 path.unlink()
-        store.load(generation.clients, set().union(*self._replaced.values()))
         sync_folder(self.folder)
 
     def _manifest(self, rounds: int) -> Path:
@@ -164,11 +192,13 @@ class Checkpoints:
 
     def _remove(self, rounds: int) -> None:
         """The manifest goes first, so that no manifest ever names a server file that is gone."""
+        self._replaced.pop(rounds, None)
+        index = self._indices.pop(rounds, None)
+        if not self.group.first:
+            return
         for path in (self._manifest(rounds), self.folder / f"server-{rounds:06d}.safetensors"):
             with contextlib.suppress(OSError):
                 path.unlink()
-        self._replaced.pop(rounds, None)
-        index = self._indices.pop(rounds, None)
         if index is not None and index not in self._indices.values():
             with contextlib.suppress(OSError):
                 (self.folder / index).unlink()

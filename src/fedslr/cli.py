@@ -24,6 +24,7 @@ from fedslr import api, config, experiments, report, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.data import DATASETS, cache, load, published
 from fedslr.data.images import reporting
+from fedslr.engine import distributed
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.record import Record, locked, read_records
 from fedslr.report import tables
@@ -87,12 +88,13 @@ def run(
     ] = False,
 ) -> None:
     """Run a recipe; results go to a folder, and an interrupted run can be resumed."""
+    group = distributed.join()
     request = config.read(recipe, changes or [])
     if diagnostics:
         request = replace(request, settings=replace(request.settings, diagnostics=True))
     folder = _home(out, recipe, request.algorithm.name)
     with (
-        _Display(request.settings.rounds, folder) as display,
+        _Display(request.settings.rounds, folder, quiet=not group.first) as display,
         reporting(_Decoding(display.progress)),
         _stop_on_signal(display.warn) as stopped,
     ):
@@ -109,6 +111,8 @@ def run(
             sets = [f"--set={c}" for c in changes or []] + ["--diagnostics"] * diagnostics
             again = ["fedslr", "run", str(recipe), *sets, "--out", str(folder), "--resume"]
             raise Interrupted(f"{stop}; go on with: {shlex.join(again)}") from None
+    if not group.first:
+        return
     _print_summary(result.summary, result.records, request.settings.torch_dtype().itemsize)
     out_console.print(f"results in {folder} (look at {folder / 'report.html'})", soft_wrap=True)
 
@@ -215,6 +219,8 @@ def _experiment(
     made: list[experiments.Job], home: Path, resume: bool, jobs: int | None, pick: str, clients: str
 ) -> None:
     """Run the jobs, then print and write their table."""
+    if distributed.several():
+        raise FedslrError("torchrun: several processes work on one run (fedslr run); several runs are --jobs' work")
     _check_choices(pick, clients)
     if jobs is not None and jobs < 1:
         raise FedslrError(f"jobs: got {jobs}, expected a whole number 1 or above")
@@ -414,15 +420,17 @@ def _progress() -> RichProgress:
 
 
 class _Display:
-    """Live progress on a terminal; a line per evaluation elsewhere."""
+    """Live progress on a terminal; a line per evaluation elsewhere; nothing from a process that is not the first."""
 
-    def __init__(self, rounds: int, folder: Path) -> None:
+    def __init__(self, rounds: int, folder: Path, quiet: bool = False) -> None:
         self.rounds = rounds
         self.folder = folder
+        self.quiet = quiet
         self.down = self.up = 0
         self.begun = False
         self.accuracy = ""
         self.progress = _progress()
+        self.progress.disable |= quiet
         self.task = self.progress.add_task("round", total=rounds, status="")
 
     def __enter__(self) -> _Display:
@@ -433,7 +441,8 @@ class _Display:
         self.progress.stop()
 
     def warn(self, text: str) -> None:
-        err_console.print(f"warning: {text}")
+        if not self.quiet:
+            err_console.print(f"warning: {text}")
 
     def _count_earlier(self, record: Record) -> None:
         """A resumed run goes on counting where it stopped."""
@@ -444,6 +453,8 @@ class _Display:
                 self.up += earlier["bytes_up"]
 
     def show(self, record: Record) -> None:
+        if self.quiet:
+            return
         if not self.begun:
             self._count_earlier(record)
         self.down += record.bytes_down
@@ -527,7 +538,8 @@ def _stop_on_signal(warn: Callable[[str], None]) -> Iterator[_Stop]:
         yield stop
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # A launcher ends all its processes when one of them does, and this one is about to end by itself.
+            signal.signal(number, signal.SIG_IGN if distributed.several() else handler)
 
 
 def _print_summary(summary: dict[str, Any], records: list[dict[str, Any]], width: int) -> None:
@@ -572,12 +584,13 @@ def main() -> None:
         # What the command line's own parser raises knows its exit code and its message.
         message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
         if message is None or code is None:
+            distributed.speaks()
             raise
         text = " ".join(message().split())
         _leave(f"error: {text} (see fedslr --help)" if text else "", code)
 
 
 def _leave(line: str, code: int) -> None:
-    if line:
+    if line and distributed.speaks():
         err_console.print(" ".join(line.split()))
     sys.exit(code)

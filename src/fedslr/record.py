@@ -62,8 +62,8 @@ class Record:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None})
 
 
-def lock(folder: Path) -> IO[str]:
-    """Take a folder for this process; the lock goes with the file that is returned."""
+def lock(folder: Path, shared: bool = False) -> IO[str]:
+    """Take a folder for this process, or for several; the lock goes with the file that is returned."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = (folder / ".lock").open("a")
@@ -71,7 +71,7 @@ def lock(folder: Path) -> IO[str]:
         raise FedslrError(f"out: cannot write to {folder}: {error.strerror}; choose another folder") from error
     if fcntl is not None:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             handle.close()
             raise FedslrError(f"out: another process is running in {folder}; wait for it or choose another") from None
@@ -103,6 +103,11 @@ class RunFolder:
         with contextlib.suppress(OSError):
             self._metrics.close()
         self._lock.close()
+
+    def share(self) -> None:
+        """Let the other processes of this run take the folder too; until all of them are gone, no other run can."""
+        if fcntl is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def write_config(self, text: str) -> None:
         write_durably(self.path / "config.toml", text.encode())
@@ -148,6 +153,35 @@ class RunFolder:
         except OSError as error:
             path = self.path / "metrics.jsonl"
             raise CheckpointError(f"cannot write {path}: {error.strerror}; free the disk, then resume") from error
+
+
+class SharedFolder(RunFolder):
+    """The folder of a run that another process writes to; this one only keeps it from being taken."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = lock(path, shared=True)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def write_config(self, text: str) -> None:
+        pass
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        pass
+
+    def forget_results(self) -> None:
+        pass
+
+    def append(self, record: Record) -> None:
+        pass
+
+    def sync(self) -> dict[str, Any]:
+        return {}
+
+    def rewind(self, remembered: dict[str, Any] | None) -> None:
+        pass
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from fedslr.errors import CheckpointError
 from fedslr.matrix import LowRank
 from fedslr.tree import Tree, leaves
 
-OURS = re.compile(r"client-\d+-\d+\.safetensors|\.client-\d+-\d+\.safetensors\.\d+\.tmp")
+OURS = re.compile(r"\.?client-(\d+)-\d+\.safetensors(\.\d+\.tmp)?")
 """Names of the files a store makes; it never touches another."""
 BEHIND = 16
 """States that may wait to be written; beyond that the training waits for the disk."""
@@ -285,16 +285,26 @@ class ClientStore:
         self.replaced -= gone
         self._remove(gone)
 
-    def load(self, entries: Mapping[int, Entry], named: Collection[str]) -> None:
-        """Go back to the states a checkpoint names; `named` are files that other kept checkpoints name."""
+    def load(
+        self,
+        entries: Mapping[int, Entry],
+        named: Collection[str],
+        mine: Callable[[list[int]], list[int]] = lambda clients: clients,
+    ) -> None:
+        """Go back to the states a checkpoint names; `named` are files that other kept checkpoints name.
+
+        Of several stores that share a folder, each looks after the files of the clients that are its own.
+        """
         self.close()
         for client in {*self._unsaved, *self._leaving, *(c for t in self._tiers for c in t.states)}:
             self._forget(client)
         self._unsaved = {}
         self.entries, self.fresh = dict(entries), {}
         present = {entry.file for entry in entries.values()}
-        found = {path.name for path in self._home().iterdir() if OURS.fullmatch(path.name)}
-        self.replaced = found - present
+        ours = (OURS.fullmatch(path.name) for path in self._home().iterdir())
+        found = {match.group(): int(match.group(1)) for match in ours if match}
+        here = set(mine(list(found.values())))
+        self.replaced = {name for name, client in found.items() if client in here} - present
         self.collect(named)
 
     def close(self) -> None:

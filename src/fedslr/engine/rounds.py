@@ -25,6 +25,7 @@ from fedslr.data.federation import Federation, placed
 from fedslr.engine import cohort
 from fedslr.engine.batched import TOGETHER, Batched, Unbatchable
 from fedslr.engine.choice import choose
+from fedslr.engine.distributed import Group
 from fedslr.engine.post import Encoded, Measured
 from fedslr.errors import CheckpointError, FedslrError, WireError
 from fedslr.metrics import Evaluation, Sizes, parameters
@@ -33,6 +34,7 @@ from fedslr.store import ClientStore, plain, restore
 from fedslr.types import Algorithm, Loss, Params, Payload, Round, Task
 
 PHASES = ("train", "aggregate", "evaluate", "checkpoint")
+COUNTED = ("bytes_down", "bytes_up", "numbers_down", "numbers_up")
 
 
 class Simulation:
@@ -48,7 +50,9 @@ class Simulation:
         loss: Loss = cross_entropy,
         warn: Callable[[str], None] = lambda text: None,
         select: cohort.Select | None = None,
+        group: Group | None = None,
     ) -> None:
+        self.group = group or Group()
         self.algorithm, self.federation, self.settings = algorithm, federation, settings
         self.folder, self.warn = folder, warn
         self.num_clients = len(federation.clients)
@@ -77,6 +81,7 @@ class Simulation:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._step_warned = False
         self._saved = 0
+        self._check_group()
         self._open_store(device)
         self._announce()
 
@@ -97,8 +102,9 @@ class Simulation:
 
         with self._timed("train"):
             if self.done + 1 < s.rounds:
-                self.store.prefetch(self._cohort(self.done + 1))
-            mean = self._train(sampled, round, record)
+                self.store.prefetch(self.group.mine(self._cohort(self.done + 1)))
+            mine = self.group.mine(sampled)
+            mean = self._pool(self._train(mine, round, record) if mine else None, mine, record)
         with self._timed("aggregate"):
             try:
                 self.server = self.algorithm.aggregate(self.server, mean, len(sampled))
@@ -166,6 +172,14 @@ class Simulation:
             self._keep(client, state, upload)
         return made.mean([self.algorithm.weight(self.examples[c]) for c in sampled])
 
+    def _pool(self, mean: Payload | None, mine: list[int], record: Record) -> Payload:
+        """The mean over the clients of all processes, whose messages are counted too."""
+        weight = sum(self.algorithm.weight(self.examples[c]) for c in mine)
+        pooled, counts = self.group.mean(mean, weight, [getattr(record, name) for name in COUNTED], self.device)
+        for name, count in zip(COUNTED, counts, strict=True):
+            setattr(record, name, count)
+        return pooled
+
     def _keep(self, client: int, state: Any, upload: Payload) -> None:
         kept = {"state": plain(state)}
         if self.settings.diagnostics:
@@ -216,18 +230,24 @@ class Simulation:
         return self.engine.personal_model(client, self.state(client), self.payload)
 
     def evaluate(self) -> Evaluation:
+        mine = self.group.mine(self.evaluated)
         shared = self.algorithm.global_model(self.server)
-        if isinstance(self.engine, Batched):
-            return self._evaluate_together(self.engine, shared)
-        personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in self.evaluated]
-        return Evaluation(None if shared is None else self.engine.accuracy(shared, self.evaluated), personal)
+        if not mine:
+            found = Evaluation(None if shared is None else [], [])
+        elif isinstance(self.engine, Batched):
+            found = self._evaluate_together(self.engine, shared, mine)
+        else:
+            personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in mine]
+            found = Evaluation(None if shared is None else self.engine.accuracy(shared, mine), personal)
+        together = None if found.global_ is None else self.group.each(self.evaluated, found.global_)
+        return Evaluation(together, self.group.each(self.evaluated, found.personal))
 
-    def _evaluate_together(self, engine: Batched, shared: Params | None) -> Evaluation:
+    def _evaluate_together(self, engine: Batched, shared: Params | None, mine: list[int]) -> Evaluation:
         """Some clients' models at a time; the answers are read back when all have been given."""
-        groups = [self.evaluated[i : i + TOGETHER] for i in range(0, len(self.evaluated), TOGETHER)]
+        groups = [mine[i : i + TOGETHER] for i in range(0, len(mine), TOGETHER)]
         personal = [engine.personal_accuracy(g, [self.state(c) for c in g], self.payload) for g in groups]
         ours = None if shared is None else [engine.shared_accuracy(shared, g) for g in groups]
-        tested = [len(self.federation.clients[c].y_test) for c in self.evaluated]
+        tested = [len(self.federation.clients[c].y_test) for c in mine]
 
         def shares(right: list[torch.Tensor]) -> list[float | None]:
             return [r / n if n else None for r, n in zip(torch.cat(right).tolist(), tested, strict=True)]
@@ -236,8 +256,11 @@ class Simulation:
 
     def sizes(self) -> Sizes:
         dense = sum(x.numel() for x in self.start.values())
-        personal = [parameters(self.algorithm.deployed(self.state(c), self.broadcast)) for c in self.evaluated]
-        return Sizes(dense, parameters(self.algorithm.shared(self.broadcast)), personal)
+        mine = self.group.mine(self.evaluated)
+        personal = [parameters(self.algorithm.deployed(self.state(c), self.broadcast)) for c in mine]
+        return Sizes(
+            dense, parameters(self.algorithm.shared(self.broadcast)), self.group.each(self.evaluated, personal)
+        )
 
     def _diagnose(self, algorithm: theory.Supported, round: Round) -> dict[str, float]:
         found = theory.diagnose(
@@ -265,13 +288,32 @@ class Simulation:
             torch.cuda.synchronize(self.device)
         self.seconds[phase] += time.perf_counter() - begun
 
+    def _check_group(self) -> None:
+        """Several processes must have been given the same run, and one they can share out."""
+        if self.group.size == 1:
+            return
+        if self.settings.diagnostics:
+            raise FedslrError("diagnostics: they need all clients in one process; run without torchrun")
+        if self.group.size > self.num_clients:
+            raise FedslrError(
+                f"torchrun: {self.group.size} processes for {self.num_clients} clients; expected at most one for each"
+            )
+        if self.settings.device.startswith("cuda:"):
+            raise FedslrError(
+                f"device: got '{self.settings.device}', but each process has its own; expected auto, cuda or cpu"
+            )
+        start = hashlib.sha256(b"".join(_bytes(x) for x in self.start.values())).hexdigest()
+        given = (self.fingerprint, self.model_fingerprint, start, repr(self.algorithm), repr(self.settings))
+        if any(other != given for other in self.group.gather(given)):
+            raise FedslrError("torchrun: the processes were given different data, models or settings; seed them alike")
+
     # --- checkpoint and resume ---------------------------------------------------------------------------------------
 
     def _open_store(self, device: torch.device) -> None:
         self.checkpoints: Checkpoints | None = None
         clients: Path | None = None
         if self.folder is not None:
-            self.checkpoints = Checkpoints(self.folder.path / "checkpoint")
+            self.checkpoints = Checkpoints(self.folder.path / "checkpoint", self.group)
             clients = self.checkpoints.clients
         elif self.settings.memory_bytes() is not None:
             clients = Path(tempfile.mkdtemp(prefix="fedslr-"))
@@ -312,7 +354,8 @@ class Simulation:
         """Start in a clean folder: what an earlier attempt left before its first checkpoint is dropped."""
         if self.folder is not None:
             self.folder.rewind(None)
-            self.store.load({}, set())
+            self.store.load({}, set(), self.group.mine)
+            self.group.wait()
 
     def resume(self) -> bool:
         """Go back to the last finished round on disk; False if there is none."""
