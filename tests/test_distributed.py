@@ -37,7 +37,7 @@ def digits(out: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def ends(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=90)
+    said, _ = process.communicate(timeout=240)
     return process.returncode, said
 
 

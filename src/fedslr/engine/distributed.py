@@ -72,10 +72,10 @@ class Group:
         """What every process has."""
         return [own]
 
-    def each(self, own: Sequence[T]) -> list[T]:
-        """From one value for each of this process's clients to one for every client."""
-        parts = self.gather(own)
-        return [parts[i % self.size][i // self.size] for i in range(sum(len(part) for part in parts))]
+    def each(self, clients: Iterable[int], own: Sequence[T]) -> list[T]:
+        """From one value for each of this process's clients, among some, to one for each of those."""
+        parts = [iter(part) for part in self.gather(own)]
+        return [next(parts[self.owner(c)]) for c in clients]
 
     def from_first(self, make: Callable[[], T]) -> T:
         """What the first process makes, in all of them."""

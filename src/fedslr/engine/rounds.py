@@ -223,16 +223,16 @@ class Simulation:
         return self.engine.personal_model(client, self.state(client), self.payload)
 
     def evaluate(self) -> Evaluation:
-        mine = self.group.mine(range(self.num_clients))
+        everyone = range(self.num_clients)
+        mine = self.group.mine(everyone)
         shared = self.algorithm.global_model(self.server)
         if isinstance(self.engine, Batched):
             found = self._evaluate_together(self.engine, shared, mine)
         else:
             personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in mine]
             found = Evaluation(None if shared is None else self.engine.accuracy(shared, mine), personal)
-        return Evaluation(
-            None if found.global_ is None else self.group.each(found.global_), self.group.each(found.personal)
-        )
+        together = None if found.global_ is None else self.group.each(everyone, found.global_)
+        return Evaluation(together, self.group.each(everyone, found.personal))
 
     def _evaluate_together(self, engine: Batched, shared: Params | None, mine: list[int]) -> Evaluation:
         """Some clients' models at a time; the answers are read back when all have been given."""
@@ -248,9 +248,10 @@ class Simulation:
 
     def sizes(self) -> Sizes:
         dense = sum(x.numel() for x in self.start.values())
-        mine = self.group.mine(range(self.num_clients))
+        everyone = range(self.num_clients)
+        mine = self.group.mine(everyone)
         personal = [parameters(self.algorithm.deployed(self.state(c), self.broadcast)) for c in mine]
-        return Sizes(dense, parameters(self.algorithm.shared(self.broadcast)), self.group.each(personal))
+        return Sizes(dense, parameters(self.algorithm.shared(self.broadcast)), self.group.each(everyone, personal))
 
     def _diagnose(self, algorithm: theory.Supported, round: Round) -> dict[str, float]:
         found = theory.diagnose(
