@@ -122,15 +122,21 @@ class Simulation:
             try:
                 return self._train_together(self.engine, sampled, round, record)
             except Unbatchable as error:
-                if self.settings.engine != "auto":
-                    raise FedslrError(
-                        f"engine: got '{self.settings.engine}', but the clients of this run cannot be trained together "
-                        f"({error}); expected auto or eager"
-                    ) from error
-                self.warn("the clients of this run cannot be trained together; they train one after another")
-                self.engine = self.engine.one_by_one()
+                self._train_apart(self.engine, error)
                 record.bytes_down = record.numbers_down = 0
         return self._train_each(sampled, round, record)
+
+    def _train_apart(self, engine: Batched, error: Unbatchable) -> None:
+        """From here on one client after another, unless another engine was asked for."""
+        if self.settings.engine != "auto" or self.settings.compile:
+            asked = "compile: got true" if self.settings.compile else f"engine: got '{self.settings.engine}'"
+            raise FedslrError(
+                f"{asked}, but the clients of this run cannot be trained together ({error}); "
+                f"expected engine = 'auto' or 'eager'{', compile = false' if self.settings.compile else ''}"
+            ) from error
+        if self.device.type == "cuda":
+            self.warn("the clients of this run cannot be trained together; they train one after another")
+        self.engine = engine.one_by_one()
 
     def _train_each(self, sampled: list[int], round: Round, record: Record) -> Payload:
         mean = tree.Mean()
@@ -212,7 +218,10 @@ class Simulation:
         everyone = range(self.num_clients)
         shared = self.algorithm.global_model(self.server)
         if isinstance(self.engine, Batched):
-            return self._evaluate_together(self.engine, shared)
+            try:
+                return self._evaluate_together(self.engine, shared)
+            except Unbatchable as error:
+                self._train_apart(self.engine, error)
         personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in everyone]
         return Evaluation(None if shared is None else self.engine.accuracy(shared, everyone), personal)
 
