@@ -11,6 +11,7 @@ from fedslr.config import Settings
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization
 from fedslr.engine.batched import Batched
+from fedslr.engine.compiled import Compiled
 from fedslr.engine.cuda import Cuda
 from fedslr.engine.eager import Eager
 from fedslr.errors import FedslrError
@@ -38,4 +39,6 @@ def choose(
         torch.backends.cuda.matmul.allow_tf32 = settings.precision != "float32"
         if settings.engine in ("auto", "cuda"):
             return Cuda(*run, precision=settings.precision)
+    if settings.compile:
+        return Compiled(*run)
     return Batched(*run) if settings.engine == "batched" else Eager(*run)
