@@ -28,7 +28,13 @@ UNIFORM, RAGGED = [7, 7, 7, 7, 7], [5, 11, 3, 8, 7]
 
 
 def simulate(
-    name: str, engine: str, sizes: list[int], model: Any = None, federation: Any = None, loss: Any = None, **changes: Any
+    name: str,
+    engine: str,
+    sizes: list[int],
+    model: Any = None,
+    federation: Any = None,
+    loss: Any = None,
+    **changes: Any,
 ) -> tuple[Simulation, list[dict[str, Any]]]:
     options = {"rounds": 3, "clients_per_round": 4, "batch_size": 4, "lr": 0.05, "evaluate_every": 2, **changes}
     settings = Settings(engine=engine, dtype="float64", device="cpu", **options)
@@ -106,7 +112,9 @@ def test_auto_runs_every_method(name):
 
 @pytest.mark.parametrize("name", sorted(APART))
 def test_what_cannot_be_trained_together_says_so(name):
-    with pytest.raises(fedslr.FedslrError, match="engine: got 'batched', but the clients .* cannot be trained together"):
+    with pytest.raises(
+        fedslr.FedslrError, match=r"engine: got 'batched', but the clients .* cannot be trained together"
+    ):
         simulate(name, "batched", UNIFORM)
 
 

@@ -20,7 +20,6 @@ from fedslr.data.augment import Moves, draw_moves, move
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization, inputs
 
-
 RunStep = Callable[[Callable[[Any, Any], Any], Any, Any], Any]
 """A step of `scan`, its carry and its batch, to the next carry."""
 

@@ -44,7 +44,9 @@ def choose(
             return Cuda(*run, precision=settings.precision)
     if settings.compile:
         return Compiled(*run)
-    together = settings.engine == "batched" or (settings.engine == "auto" and not on_gpu and pays(settings, task, clients))
+    together = settings.engine == "batched" or (
+        settings.engine == "auto" and not on_gpu and pays(settings, task, clients)
+    )
     return Batched(*run) if together else Eager(*run)
 
 
