@@ -125,6 +125,25 @@ def test_auto_trains_models_that_draw_numbers_one_by_one():
     assert_agree(a, b)
 
 
+class Recurrent(nn.Module):
+    """A model that `torch.vmap` refuses in words of another's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(1, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros(len(x), 4, dtype=x.dtype)
+        for part in x.split(1, 1):
+            state.copy_(self.cell(part, state.clone()))
+        out: torch.Tensor = self.head(state)
+        return out
+
+
+def test_auto_trains_models_that_write_in_place_one_by_one():
+    assert type(simulate("fedavg", "auto", UNIFORM, model=Recurrent())[0].engine) is Eager
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedslr", "local"])
 def test_divergence_is_told_alike(name):
     said = []
