@@ -1,32 +1,49 @@
-"""Seconds per round of FedAvg: this package against a bare PyTorch loop doing the same SGD steps on the same data.
+"""Seconds per round of FedAvg: this package's engines and a bare PyTorch loop, the same steps on the same data.
 
     python benchmarks/cpu_round.py
+    python benchmarks/cpu_round.py --pfl
 
-100 clients of digits, 10 per round, batch 10, 2 epochs. Both run in this process, in turns, round by round.
+100 clients of digits, 10 per round, batch 10, 2 epochs. All take turns, round by round; engines and bare loop in this
+process, Apple's pfl in one of its own, for which it is installed into a temporary folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
-import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedslr
+import report
 from fedslr import models, seeds
 from fedslr.config import Settings
 from fedslr.engine import cohort
 from fedslr.engine.rounds import Simulation
 
 LR, DECAY = 0.1, 1e-3
+BARE = "bare PyTorch loop"
+ENGINES: dict[str, dict[str, Any]] = {
+    "fedslr, eager": {"engine": "eager"},
+    "fedslr, batched": {"engine": "batched"},
+    "fedslr, compiled": {"engine": "batched", "compile": True},
+}
+WARM = 5
+"""First rounds, which are left out; compiling is in them."""
+
+
+def load() -> fedslr.Federation:
+    return fedslr.load("digits", clients=100, split="dirichlet", alpha=0.1, seed=0)
 
 
 def bare_rounds(federation: fedslr.Federation, settings: Settings) -> Iterator[nn.Module]:
@@ -56,47 +73,104 @@ def bare_rounds(federation: fedslr.Federation, settings: Settings) -> Iterator[n
         yield model
 
 
+def pfl_rounds(folder: str, rounds: int) -> Iterator[None]:
+    """The same job in pfl, whose first round begins at once."""
+    job = [sys.executable, str(Path(__file__).with_name("pfl_job.py")), folder]
+    command = [*job, str(rounds), str(torch.get_num_threads())]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.strip() != "done":
+                continue
+            yield
+            child.stdin.write("\n")
+            child.stdin.flush()
+    raise SystemExit("pfl stopped before its last round")
+
+
+def install_pfl(folder: str) -> None:
+    """pfl 0.6.0 in a folder of its own; what the project has already comes first."""
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--target",
+        folder,
+    ]
+    subprocess.run([*pip, "pfl==0.6.0"], check=True)
+
+
+def in_turns(jobs: dict[str, Iterator[Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every job's rounds; the order is turned round every time."""
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for t in range(rounds):
+        for name in list(jobs)[:: -1 if t % 2 else 1]:
+            begun = time.perf_counter()
+            next(jobs[name])
+            seconds[name].append(time.perf_counter() - begun)
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--pfl", action="store_true", help="install Apple's pfl into a temporary folder and run it too")
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
+    if args.rounds < WARM + 2:
+        parser.error(
+            f"--rounds: got {args.rounds}, expected {WARM + 2} or more; the first {WARM} and the last do not count"
+        )
     torch.set_num_threads(args.threads)
 
-    settings = Settings(
-        rounds=args.rounds,
-        clients_per_round=10,
-        batch_size=10,
-        epochs=2,
-        lr=LR,
-        weight_decay=DECAY,
-        evaluate_every=10**9,
-    )
-    federation = fedslr.load("digits", clients=100, split="dirichlet", alpha=0.1, seed=0)
-    simulation = Simulation(fedslr.FedAvg(), federation, "cnn", settings)
-    ours, theirs = simulation.rounds(), bare_rounds(federation, settings)
-    seconds: dict[str, list[float]] = {"bare PyTorch loop": [], "fedslr, eager": []}
     # The last round evaluates, so it is left out.
-    for t in range(args.rounds - 1):
-        for name, rounds in sorted(zip(seconds, (theirs, ours), strict=True), reverse=bool(t % 2)):
-            begun = time.perf_counter()
-            model = next(rounds)
-            seconds[name].append(time.perf_counter() - begun)
-            if isinstance(model, nn.Module):
-                reference = model
-    gap = max(float((p - simulation.server.w[n]).abs().max()) for n, p in reference.state_dict().items())
+    shared = {"rounds": args.rounds, "clients_per_round": 10, "batch_size": 10, "epochs": 2, "device": "cpu"}
+    shared |= {"lr": LR, "weight_decay": DECAY, "evaluate_every": 10**9}
+    federation = load()
+    simulations = {
+        name: Simulation(fedslr.FedAvg(), federation, "cnn", Settings(**shared, **options))
+        for name, options in ENGINES.items()
+    }
+    models_of_bare: list[nn.Module] = []
+    jobs: dict[str, Iterator[Any]] = {BARE: kept(bare_rounds(federation, Settings(**shared)), models_of_bare)}
+    jobs |= {name: simulation.rounds() for name, simulation in simulations.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        if args.pfl:
+            install_pfl(folder)
+            jobs["pfl 0.6.0"] = pfl_rounds(folder, args.rounds)
+        seconds = in_turns(jobs, args.rounds - 1)
+        for job in jobs.values():
+            job.close()  # type: ignore[attr-defined]
 
-    medians = {name: statistics.median(values[5:]) for name, values in seconds.items()}
-    base = medians["bare PyTorch loop"]
-    print(f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}")
-    print(f"{'':<20} {'s/round':>9} {'ratio':>7}")
-    for name, value in medians.items():
-        print(f"{name:<20} {value:>9.4f} {value / base:>7.2f}")
-    print(f"largest difference of the two models after {args.rounds - 1} rounds: {gap:.1e}")
-    if args.json:
-        figures = {"seconds_per_round": medians, "threads": args.threads, "gap": gap}
-        Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
+    medians = {name: statistics.median(values[WARM:]) for name, values in seconds.items()}
+    rows = []
+    for name, median in medians.items():
+        row = {
+            "": name,
+            "s/round": median,
+            "ratio": median / medians[BARE],
+            "first rounds s": sum(seconds[name][:WARM]),
+        }
+        rows.append({**row, "difference": gap(models_of_bare[-1], simulations[name]) if name in simulations else "–"})
+    report.finish("cpu_round", rows, args.json)
+
+
+def kept(rounds: Iterator[nn.Module], last: list[nn.Module]) -> Iterator[None]:
+    """The rounds, keeping the model they are about."""
+    for model in rounds:
+        last[:] = [model]
+        yield
+
+
+def gap(model: nn.Module, simulation: Simulation) -> float:
+    """The largest difference of two models that should be one."""
+    return max(float((p - simulation.server.w[n]).abs().max()) for n, p in model.state_dict().items())
 
 
 if __name__ == "__main__":

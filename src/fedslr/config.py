@@ -41,6 +41,7 @@ class Settings:
     device: Annotated[str, "auto, cpu, cuda, cuda:1, …"] = "auto"
     dtype: Annotated[str, one_of(*DTYPES), "type of all numbers that are kept"] = "float32"
     engine: Annotated[str, one_of("auto", "eager", "batched", "cuda"), "how a cohort is trained"] = "auto"
+    compile: Annotated[bool, "compile local training for a CPU; pays off in long runs"] = False
     precision: Annotated[str, one_of("float32", "tf32", "bf16"), "of products on a GPU"] = "float32"
     store: Annotated[str, one_of("memory", "disk"), "where clients' states live while the run goes on"] = "memory"
     memory_budget: Annotated[

@@ -20,6 +20,9 @@ from fedslr.data.augment import Moves, draw_moves, move
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization, inputs
 
+RunStep = Callable[[Callable[[Any, Any], Any], Any, Any], Any]
+"""A step of `scan`, its carry and its batch, to the next carry."""
+
 
 class Weighted(NamedTuple):
     """A batch some of whose samples may only be there to fill it."""
@@ -78,6 +81,8 @@ class CohortBatches:
         self.cohort: Sequence[int] = ()
         self.between_steps: Callable[[], None] = lambda: None
         """Called before every step; an engine may want to know."""
+        self.run_step: RunStep | None = None
+        """How an engine wants a step to be run; None: as it is written."""
         self.counts: Tensor | None = None
         """(clients, 2): samples and batches per pass, where clients differ."""
 
@@ -155,18 +160,22 @@ class StepsOf:
     """The steps of one client of a cohort, inside `torch.vmap`: what `scan` walks through."""
 
     def __init__(self, batches: CohortBatches, passes: Passes, slot: Tensor, pairs: bool = False) -> None:
-        self.shape, self.between_steps = batches.shape, batches.between_steps
+        self.shape, self.between_steps, self.run_step = batches.shape, batches.between_steps, batches.run_step
+        self.recorded = batches.run_step is not None or batches.device.type == "cuda"
         self.passes, self.slot, self.pairs = passes, slot, pairs
+        # Once for all steps: a step's batch is then a view.
+        self.own = [part[slot] for part in passes[:3]] if batches.device.type == "cpu" else None
 
     def __iter__(self) -> Iterator[Any]:
         return (self._item(step) for step in range(self.passes.active.shape[1]))
 
     def scan(self, step: Callable[[Any, Any], Any], carry: Any) -> Any:
-        # What all clients share becomes every client's own at once, so that the first step is like the others.
-        carry = pytree.tree_map(lambda x: torch.where(self.slot >= 0, x, x), carry)
+        if self.recorded:
+            # What all clients share becomes every client's own at once, so that the first step is like the others.
+            carry = pytree.tree_map(lambda x: torch.where(self.slot >= 0, x, x), carry)
         for number, item in enumerate(self):
             self.between_steps()
-            new = step(carry, item)
+            new = step(carry, item) if self.run_step is None else self.run_step(step, carry, item)
             if self.shape.ragged:
                 active = self.passes.active[self.slot, number]
                 new = pytree.tree_map(lambda a, b, here=active: torch.where(here, a, b), new, carry)
@@ -186,7 +195,10 @@ class StepsOf:
 
     def batch(self, step: Any) -> Weighted:
         """One batch; where all clients are alike, without what fills it."""
-        x, y, weight = (part[self.slot, step] for part in self.passes[:3])
+        if self.own is not None:
+            x, y, weight = (part[step] for part in self.own)
+        else:
+            x, y, weight = (part[self.slot, step] for part in self.passes[:3])
         if self.shape.ragged:
             return Weighted(x, y, weight)
         size = self.shape.sizes[step % self.shape.steps]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -39,12 +40,15 @@ class Together(NamedTuple):
         copies = [[torch.empty_like(part) for part in parts] for parts in slices]
         if leaves:
             torch._foreach_copy_([c for parts in copies for c in parts], [p for parts in slices for p in parts])
-        clients = len(slices[0]) if slices else self.clients
-        return [pytree.tree_unflatten([parts[i] for parts in copies], shape) for i in range(clients)]
+        return [pytree.tree_unflatten([parts[i] for parts in copies], shape) for i in range(self.clients)]
+
+    def views(self) -> list[Any]:
+        """Every client's new state, to look at until the next round."""
+        return [pytree.tree_map(lambda x, i=i: x[i], self.states) for i in range(self.clients)]
 
     def upload(self, slot: int) -> Payload:
-        """What one client sends."""
-        return tree.map(lambda x: x[slot].clone(), self.uploads)
+        """What one client sends, to look at until the next round."""
+        return tree.map(lambda x: x[slot], self.uploads)
 
     def mean(self, weights: Sequence[float]) -> Payload:
         """The weighted mean of the uploads."""
@@ -91,7 +95,24 @@ class CohortTask(Task):
 
 def stack(trees: Sequence[Any]) -> Any:
     """Trees of one shape as one tree whose tensors have a leading axis."""
+    shapes = [[getattr(x, "shape", None) for x in pytree.tree_leaves(one)] for one in trees]
+    if any(shape != shapes[0] for shape in shapes):
+        raise Unbatchable("what they hold differs in shape")
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+@contextmanager
+def batchable() -> Iterator[None]:
+    """What `torch.vmap` cannot do, it says in errors of no kind and no words of their own.
+
+    An error that is the model's or the method's own comes again when clients train one after another.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "CUDA" in str(error) or "memory" in str(error):
+            raise
+        raise Unbatchable(str(error).splitlines()[0]) from error
 
 
 class Batched(Eager):
@@ -124,13 +145,8 @@ class Batched(Eager):
         batches = self._turn_to(cohort, round.number)
         shared = all(payload is payloads[0] for payload in payloads)
         payload = payloads[0] if shared else stack(payloads)
-        try:
+        with batchable():
             return self._run(batches, stack(states), payload, shared, round)
-        except RuntimeError as error:
-            # What vmap cannot do, it says in errors of no kind of their own.
-            if "vmap" not in str(error):
-                raise
-            raise Unbatchable(str(error).splitlines()[0]) from error
 
     def _turn_to(self, cohort: Sequence[int], round: int) -> CohortBatches:
         key = (len(cohort), round == EVALUATION)
@@ -162,13 +178,13 @@ class Batched(Eager):
         def one(slot: Tensor, state: Any) -> Params:
             return self.algorithm.personal_model(self.together, state, payload, CohortData(batches, slot))
 
-        with torch.no_grad():
+        with batchable(), torch.no_grad():
             slots = torch.arange(len(cohort), device=self.device)
             return self._right(torch.vmap(one)(slots, stack(states)), cohort)
 
     def shared_accuracy(self, params: Params, cohort: Sequence[int]) -> Tensor:
         """How many of its test samples one model gets right for every client; not yet read back."""
-        with torch.no_grad():
+        with batchable(), torch.no_grad():
             return self._right({k: x.expand(len(cohort), *x.shape) for k, x in params.items()}, cohort)
 
     def _right(self, params: Params, cohort: Sequence[int]) -> Tensor:

@@ -11,6 +11,7 @@ from fedslr.config import Settings
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization
 from fedslr.engine.batched import Batched
+from fedslr.engine.compiled import Compiled
 from fedslr.engine.cuda import Cuda
 from fedslr.engine.eager import Eager
 from fedslr.errors import FedslrError
@@ -25,17 +26,45 @@ def choose(
     crop_padding: int,
     normalization: Normalization | None,
 ) -> Eager:
-    """The engine that was asked for; by itself, the CUDA engine on a GPU and the plain one elsewhere."""
+    """The engine that was asked for; by itself, the CUDA engine on a GPU, and elsewhere the batched one if it pays."""
     device = clients[0].y.device
     on_gpu = device.type == "cuda"
     if settings.engine == "cuda" and not on_gpu:
         raise FedslrError("engine: got 'cuda', but this run is not on a GPU; try auto, or device = 'cuda'")
     if settings.precision != "float32" and not on_gpu:
         raise FedslrError(f"precision: got '{settings.precision}', which only a GPU has; expected float32")
+    if settings.compile and (on_gpu or settings.engine == "eager"):
+        why = "a GPU's engine compiles by itself" if on_gpu else "engine = 'eager' runs methods as they are written"
+        raise FedslrError(f"compile: got true, but {why}; expected false")
     run = (algorithm, task, clients, settings.batch_size, settings.seed, crop_padding, normalization)
     if on_gpu:
         torch.backends.cudnn.allow_tf32 = settings.precision != "float32"
         torch.backends.cuda.matmul.allow_tf32 = settings.precision != "float32"
         if settings.engine in ("auto", "cuda"):
             return Cuda(*run, precision=settings.precision)
-    return Batched(*run) if settings.engine == "batched" else Eager(*run)
+    if settings.compile:
+        return Compiled(*run)
+    together = settings.engine == "batched" or (
+        settings.engine == "auto" and not on_gpu and pays(settings, task, clients)
+    )
+    return Batched(*run) if together else Eager(*run)
+
+
+SMALL = 2**20
+"""Numbers in the models of a cohort up to which a CPU trains them faster together."""
+
+FEW = 4
+"""Clients from which on it is worth while."""
+
+
+def pays(settings: Settings, task: Task, clients: Sequence[ClientData]) -> bool:
+    """Whether a CPU should train a cohort together: small models, several clients, about as much work for each.
+
+    What is saved is the overhead of many small operations, so models must be small; clients that have done their steps
+    wait for the one that has most, so the mean number of steps must be at least half the largest. The rule reads no
+    clock: engines differ in the last bits, and a run must not depend on how busy a machine is.
+    """
+    cohort = settings.cohort_size(len(clients))
+    numbers = sum(p.numel() for p in task.model.parameters())
+    steps = [-(-len(c.y) // settings.batch_size) for c in clients]
+    return cohort >= FEW and cohort * numbers <= SMALL and 2 * sum(steps) >= max(steps) * len(steps)

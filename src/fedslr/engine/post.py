@@ -30,12 +30,16 @@ class Encoded:
         return message.size, wire.unfold(wire.decode(message.data, max_numbers=self.limit))
 
     def survey(self, made: Together) -> tuple[list[wire.Size], Collection[int]]:
-        """The size of every client's upload, and the clients whose numbers have to be looked at."""
+        """The size of every client's upload, and the clients whose numbers have to be looked at.
+
+        Uploads are encoded, which loses nothing; their mean is taken of what was encoded.
+        """
         sizes, broken = [], []
-        for slot, state in enumerate(made.each()):
+        for slot, state in enumerate(made.views()):
             try:
                 wire.require_finite({"state": plain(state)})
-                sizes.append(self.send(made.upload(slot))[0])
+                upload = made.upload(slot)
+                sizes.append(wire.encode(upload).size if upload else wire.NOTHING.size)
             except WireError:
                 sizes.append(wire.NOTHING.size)
                 broken.append(slot)

@@ -135,15 +135,21 @@ class Simulation:
             try:
                 return self._train_together(self.engine, sampled, round, record)
             except Unbatchable as error:
-                if self.settings.engine != "auto":
-                    raise FedslrError(
-                        f"engine: got '{self.settings.engine}', but the clients of this run cannot be trained together "
-                        f"({error}); expected auto or eager"
-                    ) from error
-                self.warn("the clients of this run cannot be trained together; they train one after another")
-                self.engine = self.engine.one_by_one()
+                self._train_apart(self.engine, error)
                 record.bytes_down = record.numbers_down = 0
         return self._train_each(sampled, round, record)
+
+    def _train_apart(self, engine: Batched, error: Unbatchable) -> None:
+        """From here on one client after another, unless another engine was asked for."""
+        if self.settings.engine != "auto" or self.settings.compile:
+            asked = "compile: got true" if self.settings.compile else f"engine: got '{self.settings.engine}'"
+            raise FedslrError(
+                f"{asked}, but the clients of this run cannot be trained together ({error}); "
+                f"expected engine = 'auto' or 'eager'{', compile = false' if self.settings.compile else ''}"
+            ) from error
+        if self.device.type == "cuda":
+            self.warn("the clients of this run cannot be trained together; they train one after another")
+        self.engine = engine.one_by_one()
 
     def _train_each(self, sampled: list[int], round: Round, record: Record) -> Payload:
         mean = tree.Mean()
@@ -230,17 +236,22 @@ class Simulation:
         return self.engine.personal_model(client, self.state(client), self.payload)
 
     def evaluate(self) -> Evaluation:
-        mine = self.group.mine(self.evaluated)
         shared = self.algorithm.global_model(self.server)
-        if not mine:
-            found = Evaluation(None if shared is None else [], [])
-        elif isinstance(self.engine, Batched):
-            found = self._evaluate_together(self.engine, shared, mine)
-        else:
-            personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in mine]
-            found = Evaluation(None if shared is None else self.engine.accuracy(shared, mine), personal)
+        found = self._evaluate(self.group.mine(self.evaluated), shared)
         together = None if found.global_ is None else self.group.each(self.evaluated, found.global_)
         return Evaluation(together, self.group.each(self.evaluated, found.personal))
+
+    def _evaluate(self, mine: list[int], shared: Params | None) -> Evaluation:
+        """Some clients, each with its own model and with the shared one."""
+        if not mine:
+            return Evaluation(None if shared is None else [], [])
+        if isinstance(self.engine, Batched):
+            try:
+                return self._evaluate_together(self.engine, shared, mine)
+            except Unbatchable as error:
+                self._train_apart(self.engine, error)
+        personal = [self.engine.accuracy(self.personal_params(c), [c])[0] for c in mine]
+        return Evaluation(None if shared is None else self.engine.accuracy(shared, mine), personal)
 
     def _evaluate_together(self, engine: Batched, shared: Params | None, mine: list[int]) -> Evaluation:
         """Some clients' models at a time; the answers are read back when all have been given."""

@@ -1,0 +1,161 @@
+"""Local steps of a whole cohort, compiled: for long runs on a CPU.
+
+One step of a method is traced under `torch.vmap` and handed to `torch.compile`; the loop over steps stays in Python, so
+that compiling takes as long for one epoch as for a hundred. Steps are compiled for every shape of a batch they meet.
+What was compiled is kept on disk by PyTorch, in `TORCHINDUCTOR_CACHE_DIR` or else a folder of the user's in the
+system's temporary one, and found there by the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import CellType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from fedslr.data.cohort import CohortBatches
+from fedslr.engine.batched import Batched, Together
+from fedslr.errors import FedslrError
+from fedslr.types import Payload, Round
+
+Step = Callable[[Any, Any], Any]
+
+
+class _Made(NamedTuple):
+    """A step that was compiled, and the tree its results belong in."""
+
+    run: Callable[[list[Tensor]], list[Tensor]]
+    shape: Any
+
+
+class _Asked(NamedTuple):
+    """A step together with everything it reads: what is a tensor, and what is not."""
+
+    code: Any
+    shape: Any
+    fixed: tuple[Any, ...]
+    """By position: everything but tensors, which is compiled in; None where a tensor is."""
+
+
+class _Apart(torch.autograd.Function):
+    """A step of one client; under `torch.vmap`, of all of them, compiled."""
+
+    @staticmethod
+    def forward(steps: Any, step: Any, asked: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        raise TypeError("compiled steps are for cohorts")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, steps: Any, step: Any, asked: Any, *tensors: Tensor) -> Any:
+        at = tuple(None if dim is None else 0 for dim in dims[3:])
+        whole = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(tensors, dims[3:], strict=True)]
+        made = steps.run(step, asked, at, [x.contiguous() for x in whole])
+        return tuple(made), (0,) * len(made)
+
+
+class Steps:
+    """The compiled steps of a run."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, _Made] = {}
+        self._shape: Any = None
+
+    def __call__(self, step: Step, carry: Any, item: Any) -> Any:
+        """Run a step inside `torch.vmap`; what it closes over is read anew every time."""
+        captured = [cell.cell_contents for cell in getattr(step, "__closure__", None) or ()]
+        leaves, shape = pytree.tree_flatten((carry, item, captured))
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        fixed = tuple(None if isinstance(x, Tensor) else x for x in leaves)
+        flat = _Apart.apply(self, step, _Asked(step.__code__, shape, fixed), *tensors)
+        return pytree.tree_unflatten(flat, self._shape)
+
+    def run(self, step: Step, asked: _Asked, at: tuple[int | None, ...], tensors: list[Tensor]) -> list[Tensor]:
+        """A step of all clients; compiled when it is first met."""
+        key = (asked.code, str(asked.shape), _values(asked.fixed), at, *((x.shape, x.dtype) for x in tensors))
+        if key not in self._made:
+            self._made[key] = _compile(step, asked, at, tensors)
+        made = self._made[key]
+        self._shape = made.shape
+        return made.run(tensors)
+
+
+def _values(fixed: Sequence[Any]) -> tuple[Any, ...]:
+    """What tells things apart that are compiled in: a number's value, another object's identity."""
+    return tuple(x if x is None or isinstance(x, bool | int | float | str) else id(x) for x in fixed)
+
+
+def _compile(step: Step, asked: _Asked, at: tuple[int | None, ...], tensors: list[Tensor]) -> _Made:
+    """A step of all clients as compiled code; as it is, where it reads tensors that cannot be given to it."""
+    shapes: list[Any] = []
+
+    def one(*tensors: Tensor) -> tuple[Tensor, ...]:
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(x, _Hole) else x for x in _holes(asked)]
+        carry, item, captured = pytree.tree_unflatten(leaves, asked.shape)
+        flat, shape = pytree.tree_flatten(_with_cells(step, captured)(carry, item))
+        shapes.append(shape)
+        return tuple(flat)
+
+    def everyone(tensors: list[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return list(torch.vmap(one, in_dims=at)(*tensors))
+
+    traced = make_fx(everyone)(tensors)
+    if any(node.op == "get_attr" for node in traced.graph.nodes):
+        return _Made(everyone, shapes[0])
+    return _Made(torch.compile(traced, dynamic=False), shapes[0])
+
+
+class _Hole:
+    """Where a tensor goes."""
+
+
+def _holes(asked: _Asked) -> list[Any]:
+    """The fixed parts, with holes for the tensors; a None of the step's own is no leaf of a tree."""
+    return [_Hole() if x is None else x for x in asked.fixed]
+
+
+def _with_cells(step: Step, captured: list[Any]) -> Step:
+    """The same function, closing over other things."""
+    if not isinstance(step, FunctionType) or not captured:
+        return step
+    cells = tuple(CellType(value) for value in captured)
+    return FunctionType(step.__code__, step.__globals__, step.__name__, step.__defaults__, cells)
+
+
+def require_compiler() -> None:
+    """One plain line where there is nothing to compile with."""
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        raise FedslrError(
+            "compile: got true, but there is no C++ compiler; install g++ or clang++, or expected false"
+        ) from None
+
+
+class Compiled(Batched):
+    """The batched engine with compiled steps."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        require_compiler()
+        self.steps = Steps()
+
+    def _run(self, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
+        # As tensors, what changes from round to round is no part of what is compiled.
+        numbers: dict[str, Any] = {
+            "lr": torch.tensor(round.lr, dtype=torch.float64),
+            "decay": torch.tensor(round.decay, dtype=torch.float64),
+            "number": torch.tensor(round.number),
+        }
+        batches.run_step = self.steps
+        return super()._run(batches, states, payload, shared, round._replace(**numbers))

@@ -1,0 +1,188 @@
+"""Engines agree: the same run, trained client by client, together, and compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fedslr
+from conftest import make_federation, mlp, small_cnn
+from fedslr.config import Settings
+from fedslr.engine.batched import Batched
+from fedslr.engine.choice import pays
+from fedslr.engine.eager import Eager
+from fedslr.engine.rounds import Simulation
+from fedslr.store import plain
+from fedslr.types import Task
+
+APART = {"lpgd", "sparse-lowrank", "lowrank-lowrank"}
+"""Methods whose clients look at their numbers: they cannot be trained together."""
+every = pytest.mark.parametrize("name", list(fedslr.ALGORITHMS))
+together = pytest.mark.parametrize("name", [n for n in fedslr.ALGORITHMS if n not in APART])
+UNIFORM, RAGGED = [7, 7, 7, 7, 7], [5, 11, 3, 8, 7]
+
+
+def simulate(
+    name: str,
+    engine: str,
+    sizes: list[int],
+    model: Any = None,
+    federation: Any = None,
+    loss: Any = None,
+    **changes: Any,
+) -> tuple[Simulation, list[dict[str, Any]]]:
+    options = {"rounds": 3, "clients_per_round": 4, "batch_size": 4, "lr": 0.05, "evaluate_every": 2, **changes}
+    settings = Settings(engine=engine, dtype="float64", device="cpu", **options)
+    simulation = Simulation(
+        fedslr.ALGORITHMS[name](),
+        federation or make_federation(sizes),
+        model or mlp(),
+        settings,
+        loss=loss or cross_entropy,
+    )
+    records = [vars(r) for r in simulation.rounds()]
+    return simulation, [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in records]
+
+
+def leaves(simulation: Simulation) -> list[Any]:
+    clients = range(simulation.num_clients)
+    return torch.utils._pytree.tree_leaves([plain(simulation.server), *(plain(simulation.state(c)) for c in clients)])
+
+
+def assert_agree(a: tuple[Simulation, Any], b: tuple[Simulation, Any]) -> None:
+    for left, right in zip(leaves(a[0]), leaves(b[0]), strict=True):
+        if isinstance(left, torch.Tensor) and left.is_floating_point():
+            torch.testing.assert_close(left, right, rtol=0, atol=1e-10)
+        else:
+            assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+    assert a[1] == b[1]
+
+
+@together
+@pytest.mark.parametrize("sizes", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
+def test_together_is_one_by_one(name, sizes):
+    assert_agree(simulate(name, "eager", sizes), simulate(name, "batched", sizes))
+
+
+@together
+def test_without_personal_epochs(name):
+    options = {"personal_epochs": 0, "rounds": 2}
+    assert_agree(simulate(name, "eager", RAGGED, **options), simulate(name, "batched", RAGGED, **options))
+
+
+@pytest.mark.parametrize("name", ["fedslr", "fedavg"])
+def test_cohorts_of_changing_size(name):
+    options = {"selection": "bernoulli", "clients_per_round": 3, "rounds": 6}
+    a, b = (simulate(name, engine, RAGGED, **options) for engine in ("eager", "batched"))
+    assert len({len(r["clients"]) for r in a[1]}) > 1
+    assert_agree(a, b)
+
+
+@pytest.mark.parametrize("sizes", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
+def test_a_convolutional_model_with_augmentation(sizes):
+    federation = dataclasses.replace(make_federation(sizes, shape=(2, 5, 4)), crop_padding=1)
+    model = small_cnn()
+    model(torch.zeros(1, 2, 5, 4))
+    a, b = (simulate("fedslr", e, sizes, model=model, federation=federation) for e in ("eager", "batched"))
+    assert_agree(a, b)
+
+
+def test_a_loss_of_ones_own():
+    def smoothed(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(outputs, y, label_smoothing=0.1)
+
+    assert_agree(*(simulate("fedslr", e, RAGGED, loss=smoothed) for e in ("eager", "batched")))
+
+
+@every
+def test_auto_runs_every_method(name):
+    told: list[str] = []
+    settings = Settings(rounds=2, clients_per_round=4, batch_size=4, device="cpu")
+    simulation = Simulation(fedslr.ALGORITHMS[name](), make_federation(RAGGED), mlp(), settings, warn=told.append)
+    assert isinstance(simulation.engine, Batched)
+    assert len(list(simulation.rounds())) == 2
+    assert isinstance(simulation.engine, Batched) is (name not in APART)
+    assert told == []
+
+
+@pytest.mark.parametrize("name", sorted(APART))
+def test_what_cannot_be_trained_together_says_so(name):
+    with pytest.raises(
+        fedslr.FedslrError, match=r"engine: got 'batched', but the clients .* cannot be trained together"
+    ):
+        simulate(name, "batched", UNIFORM)
+
+
+def test_auto_trains_models_that_draw_numbers_one_by_one():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    a, b = (simulate("fedavg", e, UNIFORM, model=model) for e in ("eager", "auto"))
+    assert type(b[0].engine) is Eager
+    assert_agree(a, b)
+
+
+class Recurrent(nn.Module):
+    """A model that `torch.vmap` refuses in words of another's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(1, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros(len(x), 4, dtype=x.dtype)
+        for part in x.split(1, 1):
+            state.copy_(self.cell(part, state.clone()))
+        out: torch.Tensor = self.head(state)
+        return out
+
+
+def test_auto_trains_models_that_write_in_place_one_by_one():
+    assert type(simulate("fedavg", "auto", UNIFORM, model=Recurrent())[0].engine) is Eager
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedslr", "local"])
+def test_divergence_is_told_alike(name):
+    said = []
+    for engine in ("eager", "batched"):
+        with pytest.raises(fedslr.FedslrError, match=r"round \d+, client \d+: training diverged") as error:
+            simulate(name, engine, UNIFORM, lr=1e200, rounds=4)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+
+
+def test_auto_goes_by_the_size_of_the_work():
+    def chosen(sizes: list[int], model: nn.Module, **options: Any) -> bool:
+        settings = Settings(batch_size=4, **options)
+        return pays(settings, Task(model, cross_entropy, 0.0), make_federation(sizes).clients)
+
+    assert chosen(RAGGED, mlp())
+    assert not chosen(RAGGED, mlp(), clients_per_round=3)
+    assert not chosen(RAGGED, nn.Linear(1000, 1000))
+    assert not chosen([400, 3, 3, 3, 3], mlp())
+
+
+def test_only_cohorts_are_compiled():
+    with pytest.raises(fedslr.FedslrError, match="compile: got true, but engine = 'eager'"):
+        simulate("fedavg", "eager", UNIFORM, compile=True)
+
+
+def test_no_compiler_is_one_plain_line(monkeypatch):
+    from torch._inductor import cpp_builder, exc
+
+    def missing() -> str:
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    with pytest.raises(fedslr.FedslrError, match=r"compile: got true, but there is no C\+\+ compiler"):
+        simulate("fedavg", "batched", UNIFORM, compile=True)
+
+
+def test_compiled_steps_are_the_same_steps():
+    linear = nn.Linear(6, 3)
+    options = {"model": linear, "rounds": 3, "batch_size": 7}
+    a = simulate("fedslr", "eager", UNIFORM, **options)
+    assert_agree(a, simulate("fedslr", "batched", UNIFORM, compile=True, **options))
