@@ -16,7 +16,7 @@ from fedslr.types import Params, Payload
 
 
 class Encoded:
-    """Every message is really encoded and decoded."""
+    """Every message is really encoded; broadcasts, and uploads of clients that train alone, are decoded again."""
 
     def __init__(self, model: Params) -> None:
         # The model's size limits what a message may unfold to.

@@ -38,7 +38,7 @@ COUNTED = ("bytes_down", "bytes_up", "numbers_down", "numbers_up")
 
 
 class Simulation:
-    """A federation that trains in this process. Every message is really encoded and decoded."""
+    """A federation that trains in this process, or in several. Every byte that would travel is counted."""
 
     def __init__(
         self,
