@@ -157,7 +157,7 @@ def test_divergence_is_told_alike(name):
 def test_auto_goes_by_the_size_of_the_work():
     def chosen(sizes: list[int], model: nn.Module, **options: Any) -> bool:
         settings = Settings(batch_size=4, **options)
-        return pays(settings, Task(model, cross_entropy, 0.0), make_federation(sizes).clients)
+        return pays(settings, Task(model, cross_entropy, 0.0), sizes)
 
     assert chosen(RAGGED, mlp())
     assert not chosen(RAGGED, mlp(), clients_per_round=3)

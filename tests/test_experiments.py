@@ -98,21 +98,13 @@ def test_compare_and_its_tables(jobs, recipe, tmp_path, command):
     assert (out / "table.csv").read_text() == before
 
 
+THREE_RUNS = ["--methods", "fedavg,local,feddyn", "--seeds", "0", "--jobs", "2"]
+
+
 def test_a_comparison_that_was_stopped_goes_on(recipe, tmp_path):
     """Ctrl-C on a comparison of two workers: no traceback, finished rounds kept, --resume ends as if never stopped."""
     out = tmp_path / "out"
-    options = [
-        "--methods",
-        "fedavg,local,feddyn",
-        "--seeds",
-        "0",
-        "--jobs",
-        "2",
-        "--set",
-        "rounds=150",
-        "--out",
-        str(out),
-    ]
+    options = [*THREE_RUNS, "--set", "rounds=150", "--out", str(out)]
     command = [sys.executable, "-m", "fedslr", "compare", str(recipe), *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     while process.poll() is None and not any(p.stat().st_size for p in out.glob("*/metrics.jsonl")):
@@ -135,18 +127,7 @@ def test_a_comparison_that_was_stopped_goes_on(recipe, tmp_path):
     assert [r["accuracy_personal"] for r in lines] == [r["accuracy_personal"] for r in whole.records]
 
 
-LONG = [
-    "--methods",
-    "fedavg,local,feddyn",
-    "--seeds",
-    "0",
-    "--jobs",
-    "2",
-    "--set",
-    "rounds=3000",
-    "--set",
-    "checkpoint.every=1",
-]
+LONG = [*THREE_RUNS, "--set", "rounds=3000", "--set", "checkpoint.every=1"]
 
 
 def launch(recipe: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:

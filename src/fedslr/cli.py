@@ -408,9 +408,9 @@ def _decoding() -> Iterator[None]:
         yield
 
 
-def _progress() -> RichProgress:
+def _progress(heading: str = "{task.description} {task.completed}/{task.total}") -> RichProgress:
     return RichProgress(
-        TextColumn("{task.description} {task.completed}/{task.total}", markup=False),
+        TextColumn(heading, markup=False),
         BarColumn(bar_width=24),
         TextColumn("{task.fields[status]}", markup=False),
         TimeRemainingColumn(compact=True),
@@ -476,14 +476,7 @@ class _ManyDisplay:
         self.rounds = {job.name: job.recipe.settings.rounds for job in jobs}
         self.done = dict.fromkeys(self.rounds, 0)
         self.lines: dict[str, TaskID] = {}
-        self.progress = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[status]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            console=err_console,
-            disable=not err_console.is_terminal,
-        )
+        self.progress = _progress("{task.description}")
         self.total = self.progress.add_task(f"{len(jobs)} runs", total=sum(self.rounds.values()), status="")
 
     def __enter__(self) -> _ManyDisplay:

@@ -27,6 +27,7 @@ from fedslr import api, config, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Recipe
 from fedslr.data import prepare
+from fedslr.data.images import cores
 from fedslr.errors import FedslrError, Interrupted, suggest
 from fedslr.record import Record
 from fedslr.schema import seed_range
@@ -141,11 +142,6 @@ def execute(
         with contextlib.suppress(FedslrError):  # the runs will say what is wrong
             prepare(options)
     return _execute_in_parallel(jobs, min(workers, len(jobs)), on_progress, should_stop)
-
-
-def cores() -> int:
-    """Those this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_workers() -> int:

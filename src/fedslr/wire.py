@@ -466,15 +466,19 @@ def to_device(tree: Tree, device: torch.device | str) -> Tree:
     return {k: to_device(x, device) if isinstance(x, dict) else move(x) for k, x in tree.items()}
 
 
-def unfold(tree: Tree) -> Tree:
-    """Every factorised matrix multiplied out: what a client works with. The product is checked to be finite."""
+def unfold(tree: Tree, check: bool = True) -> Tree:
+    """Every factorised matrix multiplied out: what a client works with. The product is checked to be finite.
+
+    Whoever looks at all of it at once does without the check, which waits for a GPU matrix by matrix.
+    """
     out: Tree = {}
     for key, leaf in tree.items():
         if isinstance(leaf, LowRank):
             out[key] = leaf.dense()
-            _require_finite(out[key], (key,))
+            if check:
+                _require_finite(out[key], (key,))
         else:
-            out[key] = unfold(leaf) if isinstance(leaf, dict) else leaf
+            out[key] = unfold(leaf, check) if isinstance(leaf, dict) else leaf
     return out
 
 

@@ -211,7 +211,7 @@ def _decode_in_threads(paths: Sequence[Path], out: Array) -> None:
 
 def _decode_in_processes(paths: Sequence[Path], out: Array) -> bool:
     """For many images, which are mostly small: each process takes a share of them. False if none can be started."""
-    shares = np.array_split(np.arange(len(paths)), _cores())
+    shares = np.array_split(np.arange(len(paths)), cores())
     done = [0] * len(shares)
     stop = threading.Event()
 
@@ -272,7 +272,7 @@ def _failure(said: str) -> Exception:
     return kinds.get(kind, OSError)(text)
 
 
-def _cores() -> int:
+def cores() -> int:
     """Those this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -93,6 +93,17 @@ class CohortTask(Task):
         return grads
 
 
+def changing(round: Round, device: torch.device) -> dict[str, Any]:
+    """What changes from round to round, as tensors: no part of what is compiled or recorded.
+
+    In double precision, as Python has them.
+    """
+    return {
+        name: torch.tensor(getattr(round, name), dtype=torch.float64, device=device)
+        for name in ("lr", "decay", "number")
+    }
+
+
 def stack(trees: Sequence[Any]) -> Any:
     """Trees of one shape as one tree whose tensors have a leading axis."""
     shapes = [[getattr(x, "shape", None) for x in pytree.tree_leaves(one)] for one in trees]
@@ -124,10 +135,10 @@ class Batched(Eager):
 
     task_kind: type[CohortTask] = CohortTask
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, examples: Sequence[int] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.device = self.clients[0].y.device
-        self.shape = Shape.of([len(c.y) for c in self.clients], self.batch_size)
+        self.shape = Shape.of(examples or [len(c.y) for c in self.clients], self.batch_size)
         self.together = self.task_kind(self.task.model, self.task.loss_function, self.task.weight_decay)
         self.together.filled = self.shape.ragged
         self._batches: dict[tuple[int, bool], CohortBatches] = {}

@@ -23,6 +23,7 @@ def choose(
     algorithm: Algorithm[Any, Any],
     task: Task,
     clients: Sequence[ClientData],
+    examples: Sequence[int],
     crop_padding: int,
     normalization: Normalization | None,
 ) -> Eager:
@@ -41,13 +42,13 @@ def choose(
         torch.backends.cudnn.allow_tf32 = settings.precision != "float32"
         torch.backends.cuda.matmul.allow_tf32 = settings.precision != "float32"
         if settings.engine in ("auto", "cuda"):
-            return Cuda(*run, precision=settings.precision)
+            return Cuda(*run, precision=settings.precision, examples=examples)
     if settings.compile:
-        return Compiled(*run)
+        return Compiled(*run, examples=examples)
     together = settings.engine == "batched" or (
-        settings.engine == "auto" and not on_gpu and pays(settings, task, clients)
+        settings.engine == "auto" and not on_gpu and pays(settings, task, examples)
     )
-    return Batched(*run) if together else Eager(*run)
+    return Batched(*run, examples=examples) if together else Eager(*run)
 
 
 SMALL = 2**20
@@ -57,14 +58,14 @@ FEW = 4
 """Clients from which on it is worth while."""
 
 
-def pays(settings: Settings, task: Task, clients: Sequence[ClientData]) -> bool:
+def pays(settings: Settings, task: Task, examples: Sequence[int]) -> bool:
     """Whether a CPU should train a cohort together: small models, several clients, about as much work for each.
 
     What is saved is the overhead of many small operations, so models must be small; clients that have done their steps
     wait for the one that has most, so the mean number of steps must be at least half the largest. The rule reads no
     clock: engines differ in the last bits, and a run must not depend on how busy a machine is.
     """
-    cohort = settings.cohort_size(len(clients))
+    cohort = settings.cohort_size(len(examples))
     numbers = sum(p.numel() for p in task.model.parameters())
-    steps = [-(-len(c.y) // settings.batch_size) for c in clients]
+    steps = [-(-n // settings.batch_size) for n in examples]
     return cohort >= FEW and cohort * numbers <= SMALL and 2 * sum(steps) >= max(steps) * len(steps)

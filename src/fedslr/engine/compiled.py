@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fedslr.data.cohort import CohortBatches
-from fedslr.engine.batched import Batched, Together
+from fedslr.engine.batched import Batched, Together, changing
 from fedslr.errors import FedslrError
 from fedslr.types import Payload, Round
 
@@ -151,11 +151,5 @@ class Compiled(Batched):
         self.steps = Steps()
 
     def _run(self, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
-        # As tensors, what changes from round to round is no part of what is compiled.
-        numbers: dict[str, Any] = {
-            "lr": torch.tensor(round.lr, dtype=torch.float64),
-            "decay": torch.tensor(round.decay, dtype=torch.float64),
-            "number": torch.tensor(round.number),
-        }
         batches.run_step = self.steps
-        return super()._run(batches, states, payload, shared, round._replace(**numbers))
+        return super()._run(batches, states, payload, shared, round._replace(**changing(round, self.device)))

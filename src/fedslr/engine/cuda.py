@@ -1,11 +1,11 @@
-"""The fast engine: a cohort's whole local training as one CUDA graph, captured once and replayed every round.
+"""The fast engine: a cohort's whole local training as CUDA graphs, captured once and replayed every round.
 
 The method's `local_update` runs under `torch.vmap`, as in the batched engine, but
 
 - gradients of all clients come from one network whose layers work on the whole cohort (`stacked`);
 - what `tree.map` does to a model's tensors is compiled to one kernel per tensor;
-- everything is recorded in a graph, whose inputs (states, broadcast, batches, step size) stay at one place in memory,
-  so that a round is some copies and one launch.
+- everything is recorded in graphs, whose inputs (states, broadcast, batches, step size) stay at one place in memory,
+  so that a round is some copies and some launches.
 
 Methods that read numbers back to choose a shape or a branch cannot be recorded; they run as the batched or, if that
 cannot be either, as the eager engine runs them.
@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from fedslr import tree
 from fedslr.data.normalization import inputs
-from fedslr.engine.batched import Batched, CohortTask, Together
+from fedslr.engine.batched import Batched, CohortTask, Together, changing
 from fedslr.engine.stacked import Network, aside, has_triton, is_same, stack
 from fedslr.types import Params, Payload, Round
 
@@ -284,9 +284,7 @@ class Cuda(Batched):
         clients = len(states)
         room = pytree.tree_map(lambda x: _like(x, clients), states[0])
         sent = pytree.tree_map(lambda x: _like(x, None if shared else clients), payloads[0])
-        numbers: dict[str, Any] = {
-            name: torch.zeros((), dtype=torch.float64, device=self.device) for name in ("lr", "decay", "number")
-        }
+        numbers = changing(round, self.device)
         recording = _Recording(room, sent, numbers, shared)
         recording.load(states, payloads, round)
         asked = round._replace(**numbers)

@@ -145,21 +145,36 @@ def _weight_product(
     tl.store(dw + part * dw_part + client * dw_client + to, acc, mask=(o < outer)[:, None] & (i < inner)[None, :])
 
 
-def forward(x: Tensor, w: Tensor, stride: int, padding: int, product: str = "tf32x3") -> Tensor:
-    """x ∗ w: (clients, samples, H, W, i) and (clients, o, kh, kw, i) to (clients, samples, H', W', o)."""
-    clients, samples, height, width, inner = x.shape
-    _, outer, kh, kw, _ = w.shape
-    out_h, out_w = (height + 2 * padding - kh) // stride + 1, (width + 2 * padding - kw) // stride + 1
-    y = x.new_empty(clients, samples, out_h, out_w, outer)
-    rows = samples * out_h * out_w
+def _gather(
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    pixels: tuple[int, int],
+    taps: tuple[int, ...],
+    along: tuple[int, int],
+    product: str,
+) -> None:
+    """Launch `_gather_product` for some pixels of y; `along` are the strides of w's outer and inner channels."""
+    clients, samples, in_h, in_w, inner = x.shape
+    _, _, all_h, all_w, outer = y.shape
+    rows = samples * pixels[0] * pixels[1]
     tile = gather_tile(rows, outer, _depth(x))
     _gather_product[(triton.cdiv(rows, tile.BM) * triton.cdiv(outer, tile.BN), clients)](
         x, w, y, rows, inner, outer,
-        height, width, out_h, out_w, out_h, out_w,
-        stride, -padding, -padding, 1, 0, 0, kh, kw, 1, 0, 0,
-        x.stride(0), w.stride(0), y.stride(0), w.stride(1), w.stride(4), w.stride(2), w.stride(3),
+        in_h, in_w, *pixels, all_h, all_w, *taps,
+        x.stride(0), w.stride(0), y.stride(0), *along, w.stride(2), w.stride(3),
         PRODUCT=product, **tile._asdict(),
     )  # fmt: skip
+
+
+def forward(x: Tensor, w: Tensor, stride: int, padding: int, product: str = "tf32x3") -> Tensor:
+    """x ∗ w: (clients, samples, H, W, i) and (clients, o, kh, kw, i) to (clients, samples, H', W', o)."""
+    clients, samples, height, width, _ = x.shape
+    _, outer, kh, kw, _ = w.shape
+    out_h, out_w = (height + 2 * padding - kh) // stride + 1, (width + 2 * padding - kw) // stride + 1
+    y = x.new_empty(clients, samples, out_h, out_w, outer)
+    taps = (stride, -padding, -padding, 1, 0, 0, kh, kw, 1, 0, 0)
+    _gather(x, w, y, (out_h, out_w), taps, (w.stride(1), w.stride(4)), product)
     return y
 
 
@@ -167,7 +182,7 @@ def input_gradient(
     dy: Tensor, w: Tensor, height: int, width: int, stride: int, padding: int, product: str = "tf32x3"
 ) -> Tensor:
     """The gradient with respect to x; one launch for every parity of pixels."""
-    clients, samples, out_h, out_w, outer = dy.shape
+    clients, samples = dy.shape[:2]
     _, _, kh, kw, inner = w.shape
     dx = dy.new_empty(clients, samples, height, width, inner)
     for first_h in range(min(stride, height)):
@@ -175,16 +190,11 @@ def input_gradient(
             part_h, part_w = -(-(height - first_h) // stride), -(-(width - first_w) // stride)
             tap_h, tap_w = (first_h + padding) % stride, (first_w + padding) % stride
             taps_h, taps_w = max(0, -(-(kh - tap_h) // stride)), max(0, -(-(kw - tap_w) // stride))
-            rows = samples * part_h * part_w
-            tile = gather_tile(rows, inner, _depth(dy))
-            _gather_product[(triton.cdiv(rows, tile.BM) * triton.cdiv(inner, tile.BN), clients)](
-                dy, w, dx, rows, outer, inner,
-                out_h, out_w, part_h, part_w, height, width,
+            taps = (
                 1, (first_h + padding - tap_h) // stride, (first_w + padding - tap_w) // stride, stride,
                 tap_h, tap_w, taps_h, taps_w, -1, first_h, first_w,
-                dy.stride(0), w.stride(0), dx.stride(0), w.stride(4), w.stride(1), w.stride(2), w.stride(3),
-                PRODUCT=product, **tile._asdict(),
             )  # fmt: skip
+            _gather(dy, w, dx, (part_h, part_w), taps, (w.stride(4), w.stride(1)), product)
     return dx
 
 

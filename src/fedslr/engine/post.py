@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import torch
 
@@ -11,7 +10,7 @@ from fedslr import wire
 from fedslr.engine.batched import Together
 from fedslr.errors import WireError
 from fedslr.store import plain
-from fedslr.tree import Tree, leaves
+from fedslr.tree import leaves
 from fedslr.types import Params, Payload
 
 
@@ -52,7 +51,7 @@ class Measured:
     def send(self, payload: Payload) -> tuple[wire.Size, Payload]:
         if not payload:
             return wire.NOTHING.size, {}
-        received = _unfold(payload)
+        received = wire.unfold(payload, check=False)
         sums = [x.sum(dtype=torch.float64) for x in leaves(received) if x.is_floating_point()]
         if sums and not bool(torch.isfinite(torch.stack(sums)).all()):
             wire.require_finite(payload)
@@ -69,8 +68,3 @@ class Measured:
         counts = wire.nonzeros(made.uploads, stacked=True)
         found = torch.cat([counts, whole.to(device, torch.int64)[:, None]], 1).cpu()
         return wire.sizes(made.uploads, found[:, :-1]), [i for i, ok in enumerate(found[:, -1].tolist()) if not ok]
-
-
-def _unfold(tree: Tree) -> Any:
-    """Every factorised matrix multiplied out."""
-    return {k: _unfold(x) if isinstance(x, dict) else x.dense() if hasattr(x, "dense") else x for k, x in tree.items()}

@@ -71,7 +71,9 @@ class Simulation:
             warn(warning)
         self.task = Task(module.to(device, dtype), loss, settings.weight_decay)
         clients = placed(federation.clients, device, dtype)
-        self.engine = choose(settings, algorithm, self.task, clients, federation.crop_padding, federation.normalization)
+        self.engine = choose(
+            settings, algorithm, self.task, clients, self.examples, federation.crop_padding, federation.normalization
+        )
         self.post = Measured() if device.type == "cuda" else Encoded(self.task.params())
 
         self.start = self.task.params()
