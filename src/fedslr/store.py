@@ -343,7 +343,8 @@ class ClientStore:
         return self._workers.submit(job, *args)
 
     def _write(self, client: int) -> None:
-        """Hand a client's state to the disk. From a GPU only `save` does, which waits, so that no graph is captured."""
+        """Hand a client's state to a thread that puts it on the disk."""
+        # A state still on a GPU comes from `save` alone, which waits: nothing is captured while the thread copies it.
         version, state = self._unsaved[client], self._held(client)
         assert state is not None
         path = self._home() / f"client-{client:06d}-{version:06d}.safetensors"
