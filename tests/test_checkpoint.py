@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,68 @@ def test_checkpoints_can_be_rare(tmp_path):
         "manifest-000006.json",
         "manifest-000007.json",
     ]
+
+
+def saved_rounds(out: Path, seconds: list[int], monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[int]:
+    """The rounds that a run saves, given the seconds that each of its rounds takes."""
+    now, saved = [0.0], []
+    takes = iter(seconds)
+    monkeypatch.setattr("fedslr.engine.rounds.monotonic", lambda: now[0])
+    real = checkpoint.Checkpoints.save
+
+    def save(self: checkpoint.Checkpoints, rounds: int, *args: Any) -> None:
+        saved.append(rounds)
+        real(self, rounds, *args)
+
+    def train(*args: Any) -> Any:
+        now[0] += next(takes)
+        return aggregate(*args)
+
+    aggregate = fedslr.FedSLR.aggregate
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", save)
+    monkeypatch.setattr(fedslr.FedSLR, "aggregate", train)
+    run(out, rounds=len(seconds), **options)
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("every", "minutes", "seconds", "expected"),
+    [
+        (2, 0, [0] * 5, [2, 4, 5]),
+        (1, 1, [60] * 3, [1, 2, 3]),
+        (1, 1, [25] * 8, [3, 6, 8]),
+        (2, 1, [25] * 11, [3, 6, 9, 11]),
+        (3, 1, [60, 60, 1, 1, 1, 60, 60], [3, 6, 7]),
+        (2, 1, [1, 58, 1, 1, 1, 1], [3, 6]),
+        (2, 0.5, [15, 15, 15, 14, 1, 1, 1], [2, 5, 7]),
+        (1, 5, [1] * 4, [4]),
+    ],
+)
+def test_checkpoints_can_be_some_minutes_apart(every, minutes, seconds, expected, tmp_path, monkeypatch):
+    """One that the clock holds back is made up for as soon as there is time; the last round is always saved."""
+    options = {"checkpoint_every": every, "checkpoint_minutes": minutes}
+    assert saved_rounds(tmp_path, seconds, monkeypatch, **options) == expected
+
+
+def test_a_run_is_saved_when_it_is_interrupted_whatever_the_clock_says(tmp_path):
+    rounds = iter(range(2))
+    with pytest.raises(fedslr.Interrupted, match="after round 3"):
+        run(tmp_path, rounds=9, checkpoint_minutes=60, should_stop=lambda: next(rounds, None) is None)
+    assert checkpoint.Checkpoints(tmp_path / "checkpoint").rounds() == [3]
+    run(tmp_path, rounds=9, checkpoint_minutes=5, resume=True)
+    run(tmp_path / "whole", rounds=9)
+    assert contents(tmp_path) == contents(tmp_path / "whole")
+
+
+def test_a_run_from_before_a_setting_can_go_on(tmp_path):
+    run(tmp_path, rounds=3)
+    kept = tmp_path / "config.toml"
+    lines = [line for line in kept.read_text().splitlines() if not line.startswith(("minutes", "precision", "engine"))]
+    kept.write_text("\n".join(lines))
+    run(tmp_path, rounds=5, resume=True)
+    run(tmp_path / "whole", rounds=5)
+    assert contents(tmp_path)["clients"] == contents(tmp_path / "whole")["clients"]
+    assert tomllib.loads(kept.read_text())["checkpoint"] == {"every": 1, "minutes": 0.0}
 
 
 def test_rounds_can_be_added_to_a_finished_run(tmp_path):

@@ -99,3 +99,26 @@ def test_evaluated_clients_are_a_key_of_their_table():
     recipe = config.parse({"evaluate": {"every": 3, "clients": 7}, "memory_budget": "1MB"})
     assert (recipe.settings.evaluate_every, recipe.settings.evaluate_clients) == (3, 7)
     assert config.parse(tomllib.loads(recipe.to_toml())) == dataclasses.replace(recipe, fixed_split=True)
+
+
+def test_minutes_between_checkpoints_are_a_key_of_their_table():
+    recipe = config.parse({"checkpoint": {"every": 3, "minutes": 5}})
+    assert (recipe.settings.checkpoint_every, recipe.settings.checkpoint_minutes) == (3, 5.0)
+    assert config.parse({}).settings.checkpoint_minutes == 0
+    assert config.parse(tomllib.loads(recipe.to_toml())).settings == recipe.settings
+
+
+def test_a_setting_that_an_older_run_does_not_name_has_its_default():
+    """What it is now may differ where a resumption may differ, and nowhere else."""
+    new = config.parse({}).to_toml()
+    later = ("engine", "compile", "precision", "minutes")
+    old = "\n".join(line for line in new.splitlines() if not line.startswith(later))
+    assert len(new.splitlines()) - len(old.splitlines()) == len(later)
+
+    def difference(table: dict[str, object]) -> str | None:
+        return config.difference(old, config.parse(table).to_toml())
+
+    assert difference({}) is None
+    assert difference({"checkpoint": {"minutes": 5}, "memory_budget": "1GB"}) is None
+    assert difference({"precision": "bf16"}) == 'precision was "float32", now "bf16"'
+    assert difference({"evaluate": {"clients": 3}}) == "evaluate.clients was null, now 3"

@@ -108,6 +108,12 @@ def test_two_stop_when_one_is_asked_and_one_goes_on(two, tmp_path):
     assert_same(several.kept(resumed, everyone), several.kept(several.long_run(tmp_path), everyone))
 
 
+def test_two_save_by_the_clock_of_the_first(two):
+    folder = two["folder"] / "clocks"
+    assert_clean(folder)
+    assert checkpoint.Checkpoints(folder / "checkpoint").rounds() == [several.LONG["rounds"]]
+
+
 def test_what_several_processes_cannot_do_is_one_line(two):
     for rank, found in enumerate(two["ranks"]):
         assert found["elsewhere"] == f"client: {1 - rank} lives in the process of rank {1 - rank}; ask there"

@@ -7,7 +7,9 @@ import errno
 import json
 import os
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,9 +66,11 @@ def states(count: int) -> list[dict[str, Any]]:
     return [{"state": {"p": {"w": torch.full((5, 5), float(i + 1))}}} for i in range(count)]
 
 
+@pytest.mark.parametrize("cores", [1, 8])
 @pytest.mark.parametrize("budget", [0, 99, 100, 250, 10**6])
-def test_memory_holds_what_the_budget_allows_and_nothing_is_lost(budget, tmp_path):
+def test_memory_holds_what_the_budget_allows_and_nothing_is_lost(budget, cores, tmp_path, monkeypatch):
     """Any order of putting, getting and saving: the bytes are those of the states held, and within the budget."""
+    monkeypatch.setattr(store, "cores", lambda: cores)
     kept, chance, newest = ClientStore(tmp_path, budget=budget), random.Random(0), {}
     for version in range(1, 200):
         client = chance.randrange(8)
@@ -160,6 +164,143 @@ def test_the_training_waits_when_the_disk_is_far_behind(tmp_path):
         assert len(kept._leaving) <= store.BEHIND
     kept.close()
     assert all(kept.get(c) is not None for c in range(3 * store.BEHIND))
+
+
+# --- several threads ------------------------------------------------------------------------------------------------
+
+WAIT = 30
+"""Seconds after which a thread that nobody comes to meet has failed."""
+
+
+def number_of(path: Path) -> tuple[int, int]:
+    """The client and the version that a file is of."""
+    _, client, version = path.stem.split("-")
+    return int(client), int(version)
+
+
+def on_write(monkeypatch: pytest.MonkeyPatch, before: Callable[[int, int], None]) -> None:
+    """Let something happen before a state is written, given its client and version."""
+    real = store.write_whole
+
+    def write(path: Path, *pieces: Any) -> None:
+        before(*number_of(path))
+        real(path, *pieces)
+
+    monkeypatch.setattr(store, "write_whole", write)
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (5, 5), (8, 8), (64, 8)])
+def test_there_are_as_many_threads_as_cores_up_to_eight(cores, expected, monkeypatch):
+    monkeypatch.setattr(store, "cores", lambda: cores)
+    assert store.threads() == expected
+
+
+@pytest.mark.parametrize("budget", [None, 0])
+def test_states_are_written_and_read_at_the_same_time(budget, tmp_path, monkeypatch):
+    """Four threads meet in the middle of a write, and again in a read: fewer of them would wait in vain."""
+    monkeypatch.setattr(store, "cores", lambda: 4)
+    meeting = threading.Barrier(4, timeout=WAIT)
+    on_write(monkeypatch, lambda client, version: meeting.wait() and None)
+    kept = ClientStore(tmp_path, budget=budget)
+    for client, state in enumerate(states(8)):
+        kept.put(client, state, 1)
+    entries = dict(kept.save())
+    assert len(entries) == 8
+    real = store.read_verified
+    monkeypatch.setattr(store, "read_verified", lambda *args: (meeting.wait(), real(*args))[1])
+    store.verify(tmp_path, entries.values())
+    again = ClientStore(tmp_path)
+    again.load(entries, set())
+    again.prefetch(range(8))
+    for client, state in enumerate(states(8)):
+        assert torch.equal(again.get(client)["state"]["p"]["w"], state["state"]["p"]["w"])
+
+
+def test_the_newer_of_two_versions_counts_even_if_it_is_written_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "cores", lambda: 2)
+    newer = threading.Event()
+    on_write(monkeypatch, lambda client, version: newer.set() if version == 2 else newer.wait(WAIT) and None)
+    kept = ClientStore(tmp_path, budget=0)
+    for version, state in enumerate(states(2), start=1):
+        kept.put(0, state, version)
+    entry = kept.save()[0]
+    assert number_of(Path(entry.file)) == (0, 2)
+    assert [p.name for p in tmp_path.iterdir()] == [entry.file]
+    assert float(store.read_tree(tmp_path, entry)["state"]["p"]["w"][0, 0]) == 2
+
+
+@pytest.mark.parametrize("failing", [0, 3, 7])
+def test_one_failed_write_of_many_is_that_of_the_save(failing, tmp_path, monkeypatch):
+    """The next save makes up for it."""
+    monkeypatch.setattr(store, "cores", lambda: 4)
+    kept = ClientStore(tmp_path)
+    for client, state in enumerate(states(8)):
+        kept.put(client, state, 1)
+
+    def fail(client: int, version: int) -> None:
+        if client == failing:
+            raise fedslr.CheckpointError("cannot write")
+
+    with monkeypatch.context() as patch:
+        on_write(patch, fail)
+        with pytest.raises(fedslr.CheckpointError, match="cannot write"):
+            kept.save()
+    entries = kept.save()
+    store.verify(tmp_path, entries.values())
+    assert {p.name for p in tmp_path.iterdir()} == {e.file for e in entries.values()}
+    assert set(entries) == set(range(8))
+
+
+def test_nothing_is_written_once_a_store_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "cores", lambda: 2)
+    begun, go = threading.Barrier(3, timeout=WAIT), threading.Event()
+    started: list[int] = []
+
+    def hold(client: int, version: int) -> None:
+        started.append(client)
+        begun.wait()
+        go.wait(WAIT)
+
+    on_write(monkeypatch, hold)
+    kept = ClientStore(tmp_path, budget=0)
+    for client, state in enumerate(states(10)):
+        kept.put(client, state, 1)
+    begun.wait()
+    real = ThreadPoolExecutor.shutdown
+
+    def shutdown(pool: ThreadPoolExecutor, **options: Any) -> None:
+        real(pool, **{**options, "wait": False})
+        go.set()
+        real(pool, **options)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shutdown)
+    kept.close()
+    assert sorted(started) == [0, 1]
+    assert {number_of(p)[0] for p in tmp_path.iterdir()} == {0, 1}
+    assert all(kept.get(c) is not None for c in range(10))
+
+
+@pytest.mark.parametrize("damaged", range(0, 9, 2))
+def test_a_damaged_file_among_many_is_found(damaged, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "cores", lambda: 4)
+    kept = ClientStore(tmp_path)
+    for client, state in enumerate(states(9)):
+        kept.put(client, state, 1)
+    entries = kept.save()
+    store.verify(tmp_path, entries.values())
+    (tmp_path / entries[damaged].file).write_bytes(b"damaged")
+    with pytest.raises(fedslr.CheckpointError, match=f"client-00000{damaged}.* SHA-256 does not match"):
+        store.verify(tmp_path, entries.values())
+
+
+@pytest.mark.gpu
+def test_states_on_a_gpu_are_saved_as_they_are(tmp_path):
+    kept = ClientStore(tmp_path, device="cuda")
+    for client, state in enumerate(states(40)):
+        kept.put(client, state, 1)
+    entries = kept.save()
+    for client, state in enumerate(states(40)):
+        assert torch.equal(store.read_tree(tmp_path, entries[client])["state"]["p"]["w"], state["state"]["p"]["w"])
 
 
 # --- many clients ---------------------------------------------------------------------------------------------------

@@ -83,6 +83,18 @@ def test_decode_of_encode_is_the_tree(tree):
 
 
 @settings(max_examples=150, deadline=None)
+@given(trees)
+def test_a_body_is_what_safetensors_makes_of_its_arrays(tree):
+    packed = wire.pack(tree)
+    assert b"".join(packed.pieces()) == safetensors.numpy.save(packed.arrays)
+
+
+def test_the_pieces_of_a_body_are_no_copies():
+    x = torch.randn(50, 3)
+    assert any(np.shares_memory(np.frombuffer(piece, np.uint8), x.numpy()) for piece in wire.pack({"x": x}).pieces())
+
+
+@settings(max_examples=150, deadline=None)
 @given(st.lists(tensors() | factors(), min_size=1, max_size=5))
 def test_never_larger_than_dense(leaves):
     tree = {str(i): leaf for i, leaf in enumerate(leaves)}
@@ -482,7 +494,9 @@ def test_the_length_of_a_body_of_hundreds_of_arrays_is_known(seed):
 
 def assert_length_is_known(parts):
     arrays = {name: wire._array(torch.zeros(part.shape, dtype=part.element)) for name, part in parts.items()}
-    assert wire._body_bytes(parts) == len(safetensors.numpy.save(arrays))
+    body = safetensors.numpy.save(arrays)
+    assert wire._body_bytes(parts) == len(body)
+    assert b"".join(wire.Packed(arrays, 0, parts).pieces()) == body
 
 
 class Watch(TorchDispatchMode):

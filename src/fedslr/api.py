@@ -109,10 +109,10 @@ def run(
     A model is a name or an `nn.Module`, whose own weights are the starting point. `settings` are the fields of
     `fedslr.Settings`: rounds, clients_per_round, batch_size, epochs, personal_epochs, lr, lr_decay, weight_decay,
     selection (a name or a function, see `fedslr.engine.cohort`), seed, device, dtype, engine, compile, precision,
-    store, memory_budget, diagnostics, evaluate_every, evaluate_clients, checkpoint_every. With `out` the run is written
-    to a folder and can be resumed; `on_round` sees every finished round; when `should_stop` says so, the run saves and
-    raises `Interrupted`. In a script started by torchrun every process calls this, with the same arguments; clients are
-    shared out, and the first process writes the folder.
+    store, memory_budget, diagnostics, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_minutes. With
+    `out` the run is written to a folder and can be resumed; `on_round` sees every finished round; when `should_stop`
+    says so, the run saves and raises `Interrupted`. In a script started by torchrun every process calls this, with the
+    same arguments; clients are shared out, and the first process writes the folder.
     """
     if not isinstance(algorithm, Algorithm):
         raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")

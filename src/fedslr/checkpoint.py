@@ -27,7 +27,7 @@ from typing import Any
 
 from fedslr.engine.distributed import Group
 from fedslr.errors import CheckpointError
-from fedslr.store import ClientStore, Entry, read_tree, read_verified, sync_folder, write_durably, write_tree
+from fedslr.store import ClientStore, Entry, read_tree, read_verified, sync_folder, verify, write_durably, write_tree
 from fedslr.tree import Tree
 
 FORMAT = 1
@@ -141,8 +141,7 @@ class Checkpoints:
             try:
                 generation = self._read(number)
                 read_verified(self.folder, generation.server)
-                for entry in generation.clients.values():
-                    read_verified(self.clients, entry)
+                verify(self.clients, generation.clients.values())
             except CheckpointError as error:
                 damages.append(f"the checkpoint of round {number} is damaged ({error})")
                 continue

@@ -51,6 +51,9 @@ class Settings:
     evaluate_every: Annotated[int, at_least_one, "rounds between evaluations; the last round always is one"] = 5
     evaluate_clients: Annotated[int | None, at_least_one, "clients evaluated, always the same; all unless given"] = None
     checkpoint_every: Annotated[int, at_least_one, "rounds between checkpoints"] = 1
+    checkpoint_minutes: Annotated[
+        float, non_negative, "minutes between checkpoints, at least; the last round is always saved"
+    ] = 0.0
 
     def __post_init__(self) -> None:
         if self.store == "disk" and self.memory_budget is not None:
@@ -90,7 +93,7 @@ class Settings:
 
 TABLES = {
     "evaluate": {"every": "evaluate_every", "clients": "evaluate_clients"},
-    "checkpoint": {"every": "checkpoint_every"},
+    "checkpoint": {"every": "checkpoint_every", "minutes": "checkpoint_minutes"},
 }
 """Settings that a recipe groups in a table, as the settings call them."""
 
@@ -176,7 +179,7 @@ def parse(table: Mapping[str, Any]) -> Recipe:
     """A recipe from its parsed TOML."""
     for key, value in table.items():
         if key not in KEYS:
-            hint = f"did you mean '{'.'.join(GROUPED[key])}'?" if key in GROUPED else suggest(key, KEYS)
+            hint = f"did you mean '{dotted(key)}'?" if key in GROUPED else suggest(key, KEYS)
             raise FedslrError(f"unknown key '{key}' in the recipe; {hint}")
         if key not in PLAIN and not isinstance(value, Mapping):
             example = "{ every = 5 }" if key in TABLES else '{ name = "…" }'
@@ -299,18 +302,27 @@ def _toml(value: str | bool | float) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-RESUMABLE = {"rounds", "device", "store", "memory_budget", "evaluate_every", "checkpoint_every"}
+RESUMABLE = {"rounds", "device", "store", "memory_budget", "evaluate_every", "checkpoint_every", "checkpoint_minutes"}
 """What may differ between a run and its resumption: nothing that changes a round already made."""
 
 
 def difference(old: str, new: str, fixed: Collection[str] = ()) -> str | None:
-    """The first key that forbids going on from one dumped recipe to another, with both values; None if none does."""
-    before, after = flatten(tomllib.loads(old)), flatten(tomllib.loads(new))
-    allowed = {".".join(GROUPED[k]) if k in GROUPED else k for k in RESUMABLE} - set(fixed)
+    """The first key that forbids going on from one dumped recipe to another, with both values; None if none does.
+
+    A setting that one of them lacks, having been written before there was such a setting, has its default.
+    """
+    defaults = {dotted(option.name): option.default for option in schema.describe(Settings)}
+    before, after = ({**defaults, **flatten(tomllib.loads(text))} for text in (old, new))
+    allowed = {dotted(k) for k in RESUMABLE} - set(fixed)
     for key in sorted(before.keys() | after.keys()):
         if key not in allowed and before.get(key) != after.get(key):
             return f"{key} was {schema.show(before.get(key))}, now {schema.show(after.get(key))}"
     return None
+
+
+def dotted(setting: str) -> str:
+    """A setting as recipes write it."""
+    return ".".join(GROUPED.get(setting, (setting,)))
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

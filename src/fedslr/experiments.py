@@ -27,8 +27,8 @@ from fedslr import api, config, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Recipe
 from fedslr.data import prepare
-from fedslr.data.images import cores
 from fedslr.errors import FedslrError, Interrupted, suggest
+from fedslr.machine import cores
 from fedslr.record import Record
 from fedslr.schema import seed_range
 

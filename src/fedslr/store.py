@@ -2,7 +2,7 @@
 
 A state is a plain tree (see `plain`). Whatever is kept on disk is one safetensors file per client and version, never
 changed once written, so the files of an older checkpoint stay as they are while newer ones are made. Files are written,
-and those soon needed are read, by one thread beside the training; only `save` promises that they are durable.
+and those soon needed are read, by threads beside the training; only `save` promises that they are durable.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors.numpy
 import torch
 from torch import Tensor
 
 from fedslr import wire
 from fedslr.errors import CheckpointError
+from fedslr.machine import cores
 from fedslr.matrix import LowRank
 from fedslr.tree import Tree, leaves
 
 OURS = re.compile(r"\.?client-(\d+)-\d+\.safetensors(\.\d+\.tmp)?")
 """Names of the files a store makes; it never touches another."""
+THREADS = 8
+"""Files that are read or written at once, at most; no more than there are cores."""
 BEHIND = 16
 """States that may wait to be written; beyond that the training waits for the disk."""
 GPU_SHARE = 0.5
@@ -54,9 +56,9 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_durably(path: Path, data: bytes) -> None:
+def write_durably(path: Path, *pieces: wire.Bytes) -> None:
     """All of the file or none of it: write beside it, flush to the disk, rename over it, flush the folder."""
-    write_whole(path, data)
+    write_whole(path, *pieces)
     with disk_errors(path):
         sync_folder(path.parent)
 
@@ -71,13 +73,13 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(f"cannot write {path}: {reason}; make room, then resume") from error
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, *pieces: wire.Bytes) -> None:
     """A file that is whole wherever it is seen; its name survives a power cut once its folder is flushed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         try:
             with beside.open("wb") as file:
-                file.write(data)
+                file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(path)
@@ -87,11 +89,14 @@ def write_whole(path: Path, data: bytes) -> None:
             raise
 
 
-def write_tree(path: Path, tree: Tree, write: Callable[[Path, bytes], None] = write_durably) -> Entry:
+def write_tree(path: Path, tree: Tree, write: Callable[..., None] = write_durably) -> Entry:
     """A tree as a safetensors file, sparse and low-rank parts in their small form."""
-    data = safetensors.numpy.save(wire.pack(tree).arrays)
-    write(path, data)
-    return Entry(path.name, hashlib.sha256(data).hexdigest())
+    pieces = wire.pack(wire.to_device(tree, "cpu")).pieces()
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    write(path, *pieces)
+    return Entry(path.name, digest.hexdigest())
 
 
 def read_verified(folder: Path, entry: Entry) -> bytes:
@@ -104,6 +109,23 @@ def read_verified(folder: Path, entry: Entry) -> bytes:
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise CheckpointError(f"{path} was changed or only half written: its SHA-256 does not match")
     return data
+
+
+def verify(folder: Path, entries: Iterable[Entry]) -> None:
+    """Read some files, several at once; a CheckpointError if the bytes of one are not what they were."""
+
+    def read(share: list[Entry]) -> None:
+        for entry in share:
+            read_verified(folder, entry)
+
+    everything, count = list(entries), threads()
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(read, [everything[i::count] for i in range(count)]))
+
+
+def threads() -> int:
+    """How many read and write files."""
+    return min(THREADS, cores())
 
 
 def read_tree(folder: Path, entry: Entry, device: torch.device | str = "cpu") -> Tree:
@@ -190,9 +212,9 @@ class ClientStore:
     what does not fit goes to files. `save` makes every state durable and gives the files of all clients, for a
     checkpoint to name. A file is removed as soon as no checkpoint that is kept names it.
 
-    One thread reads and writes files in the order it was asked to; everything else happens in the caller's thread,
-    where a failure of the other one surfaces: of a write, at the latest in `save`; of a read, in `get`. A state leaves
-    memory only once its file is written.
+    Some threads read and write files; everything else happens in the caller's thread. There, finished writes count in
+    the order in which they were asked for, and failures surface: of a write, at the latest in `save`; of a read, in
+    `get`. A state leaves memory only once its file is written, and its tensors are never changed once it was put.
     """
 
     def __init__(
@@ -210,7 +232,7 @@ class ClientStore:
         self._leaving: dict[int, Tree] = {}
         self._writing: deque[tuple[int, int, Future[Entry]]] = deque()
         self._reading: dict[int, Future[Tree]] = {}
-        self._worker: ThreadPoolExecutor | None = None
+        self._workers: ThreadPoolExecutor | None = None
 
     # --- states ------------------------------------------------------------------------------------------------------
 
@@ -309,23 +331,24 @@ class ClientStore:
 
     def close(self) -> None:
         """Let no write happen after this one; a state whose write was called off is still in memory."""
-        if self._worker is not None:
-            self._worker.shutdown(wait=True, cancel_futures=True)
-        self._worker = None
+        if self._workers is not None:
+            self._workers.shutdown(wait=True, cancel_futures=True)
+        self._workers = None
         self._writing.clear()
         self._reading.clear()
 
     def _run(self, job: Callable[..., Any], *args: Any) -> Future[Any]:
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="fedslr-store")
-        return self._worker.submit(job, *args)
+        if self._workers is None:
+            self._workers = ThreadPoolExecutor(threads(), thread_name_prefix="fedslr-store")
+        return self._workers.submit(job, *args)
 
     def _write(self, client: int) -> None:
-        """Hand a client's state to the disk."""
+        """Hand a client's state to a thread that puts it on the disk."""
+        # A state still on a GPU comes from `save` alone, which waits: nothing is captured while the thread copies it.
         version, state = self._unsaved[client], self._held(client)
         assert state is not None
         path = self._home() / f"client-{client:06d}-{version:06d}.safetensors"
-        job = self._run(write_tree, path, wire.to_device(state, "cpu"), write_whole)
+        job = self._run(write_tree, path, state, write_whole)
         self._writing.append((client, version, job))
 
     def _settle(self, behind: int) -> None:

@@ -78,6 +78,7 @@ PATTERNS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers of so many bytes: bit patterns, to which a negative zero is not zero."""
 
 Array = np.ndarray[Any, Any]
+Bytes = bytes | memoryview
 Path = tuple[str, ...]
 Line = tuple[Path, str, str, Any]
 
@@ -109,10 +110,16 @@ class Plan(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A tree as named arrays, ready for safetensors, and how many model numbers they hold."""
+    """A tree as named arrays, ready for safetensors, how many model numbers they hold, and what each array is."""
 
     arrays: dict[str, Array]
     numbers: int
+    parts: dict[str, Part]
+
+    def pieces(self) -> list[Bytes]:
+        """The body that safetensors makes of the arrays, byte for byte, in pieces that copy none of them."""
+        index, names = _layout(self.parts)
+        return [index, *(_bytes(self.arrays[name]) for name in names)]
 
 
 # --- which encoding -------------------------------------------------------------------------------------------------
@@ -191,6 +198,11 @@ def _array(x: Tensor) -> Array:
     return array
 
 
+def _bytes(array: Array) -> memoryview:
+    """What an array is made of, lowest byte first; no copy where the machine has it so."""
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8).data
+
+
 def _require_finite(x: Tensor, path: Path) -> None:
     # A sum meets every NaN and infinity, so a finite one clears the tensor; overflow alone needs the second look.
     if x.is_floating_point() and not isfinite(float(x.detach().sum())) and not bool(torch.isfinite(x).all()):
@@ -221,15 +233,17 @@ def _settled(tree: Tree) -> Iterator[tuple[Path, Any]]:
         yield path, _settle(leaf)
 
 
-def _write_header(lines: Sequence[Line]) -> bytes:
-    return json.dumps(lines, separators=(",", ":"), allow_nan=False).encode()
+def _describe(plans: Sequence[Plan]) -> tuple[bytes, dict[str, Part]]:
+    """The header of leaves that travel as planned, and all arrays of their body, the header among them."""
+    header = json.dumps([plan.line for plan in plans], separators=(",", ":"), allow_nan=False).encode()
+    parts = {f"{i}{ending}": part for i, plan in enumerate(plans) for ending, part in plan.parts.items()}
+    return header, {**parts, "header": Part(torch.uint8, (len(header),))}
 
 
 def pack(tree: Tree) -> Packed:
     """A tree of tensors, factors and plain values as named arrays, each in its smallest encoding."""
-    lines: list[Line] = []
+    plans: list[Plan] = []
     arrays: dict[str, Array] = {}
-    numbers = 0
     for path, leaf in _settled(tree):
         parts: dict[str, Array] = {}
         if isinstance(leaf, LowRank):
@@ -245,11 +259,11 @@ def pack(tree: Tree) -> Packed:
             parts = _fold(array, nonzero, plan.line[1])
         else:
             plan = _plan(path, leaf)
-        arrays |= {f"{len(lines)}{part}": array for part, array in parts.items()}
-        lines.append(plan.line)
-        numbers += plan.numbers
-    arrays["header"] = np.frombuffer(_write_header(lines), np.uint8)
-    return Packed(arrays, numbers)
+        arrays |= {f"{len(plans)}{part}": array for part, array in parts.items()}
+        plans.append(plan)
+    header, described = _describe(plans)
+    arrays["header"] = np.frombuffer(header, np.uint8)
+    return Packed(arrays, sum(plan.numbers for plan in plans), described)
 
 
 def _fold(array: Array, nonzero: Array, kind: str) -> dict[str, Array]:
@@ -417,7 +431,7 @@ def seal(body: bytes) -> bytes:
 def encode(tree: Tree) -> Message:
     """A tree as one message."""
     packed = pack(tree)
-    return Message(seal(safetensors.numpy.save(packed.arrays)), packed.numbers)
+    return Message(seal(b"".join(packed.pieces())), packed.numbers)
 
 
 def decode(
@@ -543,14 +557,17 @@ def _size(leaves: Iterable[tuple[Path, Any]], counts: Iterable[int]) -> Size:
     """The size of a message with these settled leaves, given the non-zeros of each tensor among them, in order."""
     left = iter(counts)
     plans = [_plan(path, leaf, next(left) if isinstance(leaf, Tensor) else 0) for path, leaf in leaves]
-    parts = {f"{i}{ending}": part for i, plan in enumerate(plans) for ending, part in plan.parts.items()}
-    header = _write_header([plan.line for plan in plans])
-    parts["header"] = Part(torch.uint8, (len(header),))
+    _, parts = _describe(plans)
     return Size(FRAME.size + _body_bytes(parts), sum(plan.numbers for plan in plans))
 
 
 def _body_bytes(parts: Mapping[str, Part]) -> int:
-    """The length of what safetensors makes of such arrays.
+    """The length of what safetensors makes of such arrays."""
+    return len(_layout(parts)[0]) + sum(part.bytes for part in parts.values())
+
+
+def _layout(parts: Mapping[str, Part]) -> tuple[bytes, list[str]]:
+    """What safetensors writes before such arrays, and the order in which they follow.
 
     Eight bytes of length, the index as JSON padded to a multiple of eight, then the arrays, ordered by element type and
     name. The index says where each array lies, so that the order decides how many digits it has.
@@ -562,5 +579,6 @@ def _body_bytes(parts: Mapping[str, Part]) -> int:
         end = at + part.bytes
         index[name] = {"dtype": STORED[part.element], "shape": part.shape, "data_offsets": (at, end)}
         at = end
-    text = json.dumps(index, separators=(",", ":"))
-    return 8 + (len(text) + 7) // 8 * 8 + at
+    text = json.dumps(index, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, list(index)

@@ -29,6 +29,7 @@ from fedslr.data.dataset import Dataset
 from fedslr.data.federation import PARTS
 from fedslr.data.normalization import Normalization
 from fedslr.errors import FedslrError
+from fedslr.machine import cores
 
 Array = np.ndarray[Any, Any]
 PIXELS = 3 * 32 * 32
@@ -270,11 +271,6 @@ def _failure(said: str) -> Exception:
     kind, _, text = said.rpartition("\n")[2].partition(" ")
     kinds: dict[str, type[Exception]] = {"ValueError": ValueError, "WrongSize": decode.WrongSize}
     return kinds.get(kind, OSError)(text)
-
-
-def cores() -> int:
-    """Those this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def by_name(paths: Iterable[Path]) -> list[Path]:

@@ -6,11 +6,11 @@ import functools
 import hashlib
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class Simulation:
         self.done = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._step_warned = False
-        self._saved = 0
+        self._saved, self._saved_at = 0, monotonic()
         self._check_group()
         self._open_store(device)
         self._announce()
@@ -127,7 +127,7 @@ class Simulation:
         record.seconds = round_to_us(sum(record.seconds_by.values()))
         if self.folder is not None:
             self.folder.append(record)
-            if self.done % s.checkpoint_every == 0 or self.done == s.rounds:
+            if self._is_due():
                 self.save()
         return record
 
@@ -295,11 +295,11 @@ class Simulation:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        begun = time.perf_counter()
+        begun = perf_counter()
         yield
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.seconds[phase] += time.perf_counter() - begun
+        self.seconds[phase] += perf_counter() - begun
 
     def _check_group(self) -> None:
         """Several processes must have been given the same run, and one they can share out."""
@@ -361,7 +361,20 @@ class Simulation:
             notes["model"] = self.model_fingerprint
             server = {"server": plain(self.server), "start": self.start}
             self.checkpoints.save(self.done, server, self.store, notes)
-            self._saved = self.done
+            self._saved, self._saved_at = self.done, monotonic()
+
+    def _is_due(self) -> bool:
+        """Whether the round that is done is to be saved: the last one, or one that the rounds and the clock allow.
+
+        After a round that the clock held back it is the next one for which there is time. Several processes go by the
+        clock of the first.
+        """
+        every, minutes = self.settings.checkpoint_every, self.settings.checkpoint_minutes
+        if self.done == self.settings.rounds:
+            return True
+        if self.done % every != 0 and self.done - self._saved <= every:
+            return False
+        return not minutes or self.group.from_first(lambda: monotonic() - self._saved_at >= 60 * minutes)
 
     def begin(self) -> None:
         """Start in a clean folder: what an earlier attempt left before its first checkpoint is dropped."""

@@ -15,7 +15,16 @@ from fedslr.config import flatten
 from fedslr.errors import FedslrError
 from fedslr.report import amount, read_run
 
-NOT_SHOWN = {"seed", "data.seed", "device", "checkpoint.every", "evaluate.every", "diagnostics", "store"}
+NOT_SHOWN = {
+    "seed",
+    "data.seed",
+    "device",
+    "checkpoint.every",
+    "checkpoint.minutes",
+    "evaluate.every",
+    "diagnostics",
+    "store",
+}
 """Keys that make no other experiment of a run."""
 
 
