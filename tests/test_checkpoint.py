@@ -233,12 +233,16 @@ def test_a_second_ctrl_c_stops_at_once(second, tmp_path):
     assert err.strip().splitlines()[-1] == b"stopped; go on from the last checkpoint with --resume"
 
 
-def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "echoed"])
+def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(times, tmp_path):
+    """`timeout` sends a signal twice: to the process, then to its group."""
     out = tmp_path / "run"
     process = start(out, "--set=rounds=5000", "--set=checkpoint.every=1000")
     while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").stat().st_size:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.002)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in err

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,6 +58,8 @@ Jobs = Annotated[int | None, typer.Option(help="Runs at once. Default: one per c
 
 
 INTERRUPTED = 130
+ECHO = 0.1
+"""Seconds in which a signal that comes again is the same one."""
 
 
 def _version(asked: bool) -> None:
@@ -506,10 +509,11 @@ class _ManyDisplay:
 
 
 class _Stop:
-    """Whether somebody asked the run to stop."""
+    """Whether somebody asked the run to stop, and when."""
 
     def __init__(self) -> None:
         self.asked = False
+        self.at = 0.0
 
     def __bool__(self) -> bool:
         return self.asked
@@ -517,14 +521,18 @@ class _Stop:
 
 @contextmanager
 def _stop_on_signal(warn: Callable[[str], None]) -> Iterator[_Stop]:
-    """Ctrl-C or SIGTERM ends a run after the round it is in; a second time, at once."""
+    """Ctrl-C or SIGTERM ends a run after the round it is in; a second time, at once.
+
+    Launchers and `timeout` send a signal to a process and again to its group: what follows at once is an echo.
+    """
     stop = _Stop()
 
     def ask(number: int, frame: object) -> None:
-        if stop.asked:
+        if not stop.asked:
+            stop.asked, stop.at = True, monotonic()
+            warn("stopping after this round; once more to stop at once")
+        elif monotonic() - stop.at > ECHO:
             raise KeyboardInterrupt
-        stop.asked = True
-        warn("stopping after this round; once more to stop at once")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
