@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -152,6 +153,23 @@ def test_divergence_is_told_alike(name):
             simulate(name, engine, UNIFORM, lr=1e200, rounds=4)
         said.append(str(error.value))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("name", ["fedslr", "fedavg"])
+def test_the_server_may_work_while_clients_still_train(name, monkeypatch):
+    """An engine that has the uploads early has the next server made beside the training: the same server."""
+    usual = simulate(name, "batched", RAGGED)
+    asked = []
+
+    def meanwhile(engine: Batched, work: Any) -> Any:
+        asked.append(work)
+        return ThreadPoolExecutor(1).submit(work)
+
+    monkeypatch.setattr(Batched, "meanwhile", meanwhile)
+    assert_agree(usual, simulate(name, "batched", RAGGED))
+    assert len(asked) == 3
+    with pytest.raises(fedslr.FedslrError, match=r"round \d+, client \d+: training diverged"):
+        simulate(name, "batched", UNIFORM, lr=1e200, rounds=4)
 
 
 def test_auto_goes_by_the_size_of_the_work():

@@ -59,7 +59,7 @@ def _beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
         yield
         return
     if not hasattr(_own, "stream"):
-        _own.stream = torch.cuda.Stream(stream.device)
+        _own.stream = torch.cuda.Stream(stream.device, priority=-1)
     _own.stream.wait_stream(stream)
     with torch.cuda.stream(_own.stream):
         yield

@@ -190,6 +190,26 @@ class Algorithm(ABC, Generic[Server, Client]):
         return {}
 
 
+class Phased(Algorithm[Server, Client]):
+    """A method whose clients go on to learn for themselves once their upload is made: nobody has to wait for that."""
+
+    @abstractmethod
+    def fit(
+        self, task: Task, client: Client, payload: Payload, data: LocalData, round: Round
+    ) -> tuple[Client, Payload]:
+        """Phase I: what is learned together; the state as far as it goes, and the upload."""
+
+    @abstractmethod
+    def personalize(self, task: Task, client: Client, payload: Payload, data: LocalData, round: Round) -> Client:
+        """Phase II: what never leaves the client, from the state that phase I left."""
+
+    def local_update(
+        self, task: Task, client: Client, payload: Payload, data: LocalData, round: Round
+    ) -> tuple[Client, Payload]:
+        client, upload = self.fit(task, client, payload, data, round)
+        return self.personalize(task, client, payload, data, round), upload
+
+
 def ranks_of(model: Mapping[str, Tensor | LowRank]) -> dict[str, int]:
     """The rank of every layer given as factors."""
     return {k: x.rank for k, x in model.items() if isinstance(x, LowRank)}

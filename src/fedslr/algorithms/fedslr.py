@@ -23,7 +23,7 @@ from fedslr.local import scan
 from fedslr.matrix import LowRank, dense
 from fedslr.prox import low_rank, soft_threshold
 from fedslr.schema import non_negative, positive
-from fedslr.types import Algorithm, Batch, LocalData, Params, Payload, Round, Task, ranks_of
+from fedslr.types import Batch, LocalData, Params, Payload, Phased, Round, Task, ranks_of
 
 Factored = dict[str, Tensor | LowRank]
 """A model whose matrices may be held as factors."""
@@ -44,7 +44,7 @@ class Client(NamedTuple):
     """The dual γ_i, which tends to ∇f_i(w)."""
 
 
-class Mixed(Algorithm[Server, Client]):
+class Mixed(Phased[Server, Client]):
     """A global part plus a personal part, w + p_i, each with a regularizer given by its proximal operator."""
 
     eta_g: float
@@ -68,11 +68,12 @@ class Mixed(Algorithm[Server, Client]):
         """The factors of the last aggregation; the wire sends them where they are smaller than the matrix."""
         return dict(server.w)
 
-    def local_update(
-        self, task: Task, client: Client, payload: Params, data: LocalData, round: Round
-    ) -> tuple[Client, Payload]:
+    def fit(self, task: Task, client: Client, payload: Params, data: LocalData, round: Round) -> tuple[Client, Payload]:
         gamma, difference = self.fit_global(task, client.gamma, payload, data, round)
-        return Client(self.fuse(task, client.p, payload, data, round), gamma), difference
+        return client._replace(gamma=gamma), difference
+
+    def personalize(self, task: Task, client: Client, payload: Params, data: LocalData, round: Round) -> Client:
+        return client._replace(p=self.fuse(task, client.p, payload, data, round))
 
     def fit_global(self, task: Task, gamma: Params, w: Params, data: LocalData, round: Round) -> tuple[Params, Params]:
         """Phase I: v ← v − η(g(v) − γ_i + (v − w)/η_g), then γ_i ← γ_i + (w − v)/η_g; the new dual and v − w."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,11 @@ from fedslr.data.cohort import CohortBatches, CohortData, Shape
 from fedslr.data.normalization import inputs
 from fedslr.engine.eager import CHUNK, Eager
 from fedslr.types import Batch, Params, Payload, Round, Task
+
+Work = Callable[[Task, Any, Payload, Any, Round], Any]
+"""A client's part in a method: task, state, payload, data and round to what it makes of them."""
+
+T = TypeVar("T")
 
 TOGETHER = 10
 """Clients whose models are evaluated at once."""
@@ -171,14 +177,24 @@ class Batched(Eager):
         return batches
 
     def _run(self, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
-        def one(slot: Tensor, state: Any, payload: Payload) -> tuple[Any, Payload]:
-            data = CohortData(batches, slot)
-            return self.algorithm.local_update(self.together, state, payload, data, round)
+        states, uploads = self._each(self.algorithm.local_update, batches, states, payload, shared, round)
+        return Together(states, uploads, len(batches.cohort))
+
+    def _each(
+        self, work: Work, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round
+    ) -> Any:
+        """What every client of the cohort does."""
+
+        def one(slot: Tensor, state: Any, payload: Payload) -> Any:
+            return work(self.together, state, payload, CohortData(batches, slot), round)
 
         slots = torch.arange(len(batches.cohort), device=self.device)
         with torch.no_grad():
-            made = torch.vmap(one, in_dims=(0, 0, None if shared else 0))(slots, states, payload)
-        return Together(*made, len(batches.cohort))
+            return torch.vmap(one, in_dims=(0, 0, None if shared else 0))(slots, states, payload)
+
+    def meanwhile(self, work: Callable[[], T]) -> Future[T] | None:
+        """Do some work with the uploads while clients still learn for themselves; None if none do."""
+        return None
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 

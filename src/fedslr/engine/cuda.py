@@ -5,7 +5,8 @@ The method's `local_update` runs under `torch.vmap`, as in the batched engine, b
 - gradients of all clients come from one network whose layers work on the whole cohort (`stacked`);
 - what `tree.map` does to a model's tensors is compiled to one kernel per tensor;
 - everything is recorded in graphs, whose inputs (states, broadcast, batches, step size) stay at one place in memory,
-  so that a round is some copies and some launches.
+  so that a round is some copies and some launches;
+- what the server makes of the uploads, it makes while the clients go on to learn for themselves.
 
 Methods that read numbers back to choose a shape or a branch cannot be recorded; they run as the batched or, if that
 cannot be either, as the eager engine runs them.
@@ -13,7 +14,9 @@ cannot be either, as the eager engine runs them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -22,9 +25,9 @@ from torch.utils import _pytree as pytree
 
 from fedslr import tree
 from fedslr.data.normalization import inputs
-from fedslr.engine.batched import Batched, CohortTask, Together, changing
+from fedslr.engine.batched import Batched, CohortTask, T, Together, changing
 from fedslr.engine.stacked import Network, aside, has_triton, is_same, stack
-from fedslr.types import Params, Payload, Round
+from fedslr.types import Params, Payload, Phased, Round
 
 # --- gradients of a cohort --------------------------------------------------------------------------------------------
 
@@ -182,6 +185,8 @@ class _Recording:
         self.made = Together((), {}, 0)
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._steps = 0
+        self._uploaded = 0
+        """Graphs after which the uploads are made; 0 if they are made last."""
         places = pytree.tree_leaves(states)
         self._slots = list(zip(*(x.unbind(0) for x in places), strict=True))
         sent = pytree.tree_leaves(payload)
@@ -219,9 +224,14 @@ class _Recording:
             batches.between_steps = lambda: None
             torch.cuda.current_stream().wait_stream(stream)
 
-    def replay(self) -> None:
-        for graph in self._graphs:
+    def replay(self) -> torch.cuda.Event | None:
+        """Launch everything; tells when the uploads are made, if anything comes after them."""
+        uploaded = None
+        for number, graph in enumerate(self._graphs):
+            if number and number == self._uploaded:
+                uploaded = torch.cuda.current_stream().record_event()
             graph.replay()
+        return uploaded
 
     def _begin(self) -> None:
         graph = torch.cuda.CUDAGraph()
@@ -231,8 +241,27 @@ class _Recording:
     def _cut(self) -> None:
         self._steps += 1
         if self._steps % self.STEPS == 0:
-            self._graphs[-1].capture_end()
-            self._begin()
+            self._next()
+
+    def _next(self) -> None:
+        self._graphs[-1].capture_end()
+        self._begin()
+
+    def note_uploads(self) -> None:
+        """The uploads have been made: what follows is another graph."""
+        self._next()
+        self._uploaded = len(self._graphs) - 1
+
+
+@functools.cache
+def _first_stream(device: torch.device) -> torch.cuda.Stream:
+    """Work that goes before that of other streams: little of it, for which others would wait."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "fedslr-server")
 
 
 class Cuda(Batched):
@@ -246,6 +275,8 @@ class Cuda(Batched):
         self.together.network = self._network()  # type: ignore[attr-defined]
         self._recordings: dict[Any, _Recording] = {}
         self._plain = False
+        self._between_phases: Callable[[], None] = lambda: None
+        self._uploaded: torch.cuda.Event | None = None
 
     def _network(self) -> Network | None:
         """The model of a cohort, if it can be written and says what the model says."""
@@ -260,6 +291,7 @@ class Cuda(Batched):
     def train(
         self, cohort: Sequence[int], states: Sequence[Any], payloads: Sequence[Payload], round: Round
     ) -> Together:
+        self._uploaded = None
         if self._plain:
             with tree.mapped_by(_fuse):
                 return super().train(cohort, states, payloads, round)
@@ -274,8 +306,32 @@ class Cuda(Batched):
                 return self.train(cohort, states, payloads, round)
             self._recordings[key] = recording
         recording.load(states, payloads, round)
-        recording.replay()
+        self._uploaded = recording.replay()
         return recording.made
+
+    def _run(self, batches: Any, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
+        method = self.algorithm
+        if not isinstance(method, Phased):
+            return super()._run(batches, states, payload, shared, round)
+        states, uploads = self._each(method.fit, batches, states, payload, shared, round)
+        self._between_phases()
+        states = self._each(method.personalize, batches, states, payload, shared, round)
+        return Together(states, uploads, len(batches.cohort))
+
+    def meanwhile(self, work: Callable[[], T]) -> Future[T] | None:
+        uploaded = self._uploaded
+        if uploaded is None:
+            return None
+
+        def beside() -> T:
+            stream = _first_stream(self.device)
+            with torch.cuda.stream(stream):
+                stream.wait_event(uploaded)
+                made = work()
+                stream.synchronize()
+            return made
+
+        return _pool().submit(beside)
 
     def _record(
         self, batches: Any, states: Sequence[Any], payloads: Sequence[Payload], shared: bool, round: Round
@@ -296,10 +352,13 @@ class Cuda(Batched):
                     # Once for compiling, and to see which batches the method asks for.
                     self._run(batches, room, sent, shared, asked)
                 torch.cuda.synchronize(self.device)
+                self._between_phases = recording.note_uploads
                 recording.capture(lambda: self._run(batches, room, sent, shared, asked), batches)
             except (RuntimeError, TypeError) as error:
                 if "illegal" in str(error) or "out of memory" in str(error):
                     raise
                 torch.cuda.synchronize(self.device)
                 return None
+            finally:
+                self._between_phases = lambda: None
         return recording

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -81,6 +82,8 @@ class Simulation:
         self.client_kind = type(algorithm.init_client(self.start))
         self.done = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._ahead: Future[Any] | None = None
+        """The next server, where it is made while clients still train."""
         self._step_warned = False
         self._saved, self._saved_at = 0, monotonic()
         self._check_group()
@@ -109,7 +112,8 @@ class Simulation:
             mean = self._pool(self._train(mine, round, record) if mine else None, mine, record)
         with self._timed("aggregate"):
             try:
-                self.server = self.algorithm.aggregate(self.server, mean, len(sampled))
+                self.server = self._aggregate(mean, len(sampled)) if self._ahead is None else self._ahead.result()
+                self._ahead = None
                 self._announce()
             except (WireError, LinAlgError) as error:
                 why = str(error).splitlines()[0]
@@ -132,7 +136,7 @@ class Simulation:
         return record
 
     def _train(self, sampled: list[int], round: Round, record: Record) -> Payload:
-        """The cohort trains; the weighted mean of what it uploads."""
+        """The cohort trains; the weighted mean of what it uploads, unless the server is at work on it already."""
         if isinstance(self.engine, Batched):
             try:
                 return self._train_together(self.engine, sampled, round, record)
@@ -169,7 +173,10 @@ class Simulation:
     def _train_together(self, engine: Batched, sampled: list[int], round: Round, record: Record) -> Payload:
         states = [self.state(client) for client in sampled]
         payloads = [self._send_to(state, record) for state in states]
+        weights = [self.algorithm.weight(self.examples[c]) for c in sampled]
         made = engine.train(sampled, states, payloads, round)
+        if self.group.size == 1:
+            self._ahead = engine.meanwhile(lambda: self._aggregate(made.mean(weights), len(sampled)))
         sizes, broken = self.post.survey(made)
         for slot, (client, state) in enumerate(zip(sampled, made.each(), strict=True)):
             upload = made.upload(slot) if self.settings.diagnostics or slot in broken else {}
@@ -178,7 +185,10 @@ class Simulation:
                     wire.require_finite({"state": plain(state), **upload})
             record.count_up(sizes[slot])
             self._keep(client, state, upload)
-        return made.mean([self.algorithm.weight(self.examples[c]) for c in sampled])
+        return made.mean(weights) if self._ahead is None else {}
+
+    def _aggregate(self, mean: Payload, cohort_size: int) -> Any:
+        return self.algorithm.aggregate(self.server, mean, cohort_size)
 
     def _pool(self, mean: Payload | None, mine: list[int], record: Record) -> Payload:
         """The mean over the clients of all processes, whose messages are counted too."""
