@@ -14,10 +14,13 @@ from torch.nn.functional import cross_entropy
 import fedslr
 from conftest import make_federation, mlp, small_cnn
 from fedslr.config import Settings
-from fedslr.engine.batched import Batched
+from fedslr.data.cohort import Weighted
+from fedslr.engine.batched import Batched, CohortTask
 from fedslr.engine.choice import pays
+from fedslr.engine.cuda import StackedTask
 from fedslr.engine.eager import Eager
 from fedslr.engine.rounds import Simulation
+from fedslr.engine.stacked import stack
 from fedslr.store import plain
 from fedslr.types import Task
 
@@ -170,6 +173,28 @@ def test_the_server_may_work_while_clients_still_train(name, monkeypatch):
     assert len(asked) == 3
     with pytest.raises(fedslr.FedslrError, match=r"round \d+, client \d+: training diverged"):
         simulate(name, "batched", UNIFORM, lr=1e200, rounds=4)
+
+
+@pytest.mark.parametrize("kind", [Task, CohortTask, StackedTask])
+def test_only_gradients_may_be_rounded(kind):
+    """TF32 is for the model's products: a method multiplies its factors in full."""
+    seen = []
+
+    def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        return cross_entropy(outputs, y)
+
+    usual = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    model = mlp()
+    task = kind(model, loss, 0.0)
+    if kind is StackedTask:
+        task.network = stack(model, False)
+        assert task.network is not None
+    data = Weighted(torch.randn(4, 6), torch.zeros(4, dtype=torch.int64), torch.full((4,), 0.25))
+    for task.tf32 in (True, False):
+        task.loss_grad(task.params(), data)
+        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == usual
+    assert seen == [(True, True), usual]
 
 
 def test_auto_goes_by_the_size_of_the_work():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -65,8 +66,26 @@ class LocalData(Protocol):
         ...
 
 
+@contextmanager
+def _as_tf32() -> Iterator[None]:
+    """Let a GPU round single-precision products to TF32."""
+    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [b.allow_tf32 for b in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = True
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
+
+
 class Task:
     """The learning problem: a model, a loss, a weight decay. Methods ask it for gradients."""
+
+    tf32 = False
+    """Whether a GPU may round the products of the model's gradients. Those of the method, such as low-rank factors, are
+    always computed in full."""
 
     def __init__(self, model: nn.Module, loss: Loss, weight_decay: float) -> None:
         self.model = model
@@ -109,10 +128,14 @@ class Task:
     def loss_grad(self, params: Params, batch: Batch, frozen: Params | None = None) -> Params:
         """∇f(params; batch), without weight decay. Where `params` are part of the model, `frozen` is the rest."""
         free = {k: v.detach().requires_grad_() for k, v in params.items()}
-        with torch.enable_grad():
+        with self.products(), torch.enable_grad():
             loss = self.loss({**free, **frozen} if frozen else free, batch)
             grads = torch.autograd.grad(loss, list(free.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(free, grads, strict=True))
+
+    def products(self) -> AbstractContextManager[None]:
+        """The precision in which gradients are computed."""
+        return _as_tf32() if self.tf32 else nullcontext()
 
     def grad(self, params: Params, batch: Batch, frozen: Params | None = None) -> Params:
         """g(params) = ∇f(params; batch) + wd·params."""

@@ -95,7 +95,8 @@ class CohortTask(Task):
         def loss(params: Params) -> Tensor:
             return self.loss({**params, **frozen} if frozen else params, batch)
 
-        grads: Params = torch.func.grad(loss)(params)
+        with self.products():
+            grads: Params = torch.func.grad(loss)(params)
         return grads
 
 
@@ -146,7 +147,7 @@ class Batched(Eager):
         self.device = self.clients[0].y.device
         self.shape = Shape.of(examples or [len(c.y) for c in self.clients], self.batch_size)
         self.together = self.task_kind(self.task.model, self.task.loss_function, self.task.weight_decay)
-        self.together.filled = self.shape.ragged
+        self.together.filled, self.together.tf32 = self.shape.ragged, self.task.tf32
         self._batches: dict[tuple[int, bool], CohortBatches] = {}
 
     def one_by_one(self) -> Eager:

@@ -39,8 +39,8 @@ def choose(
         raise FedslrError(f"compile: got true, but {why}; expected false")
     run = (algorithm, task, clients, settings.batch_size, settings.seed, crop_padding, normalization)
     if on_gpu:
-        torch.backends.cudnn.allow_tf32 = settings.precision != "float32"
-        torch.backends.cuda.matmul.allow_tf32 = settings.precision != "float32"
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        task.tf32 = settings.precision != "float32"
         if settings.engine in ("auto", "cuda"):
             return Cuda(*run, precision=settings.precision, examples=examples)
     if settings.compile:

@@ -89,7 +89,7 @@ class StackedTask(CohortTask):
         if self.network is None:
             raise TypeError("the model could not be stacked")
         inputs = {k: v.detach().requires_grad_() if i < free else v for i, (k, v) in enumerate(params.items())}
-        with torch.enable_grad():
+        with self.products(), torch.enable_grad():
             outputs = self.network(inputs, x).to(next(iter(params.values())).dtype)
             if weight is None:
                 loss = torch.vmap(self.loss_function)(outputs, y).sum()
