@@ -1,0 +1,210 @@
+"""The adapters to Flower: a ServerApp and a ClientApp that carry orders and reports, and nothing else.
+
+A message has one ConfigRecord, `fedslr`, with the fields of an order or a report; tensors are bytes made by `wire`. A
+node is known by its key, where the SuperLink asks for one, else by the number Flower gives it. The SuperNode's settings
+say which client it is, where its data are and where its store is:
+
+    flower-supernode … --node-config 'client=3 data="/srv/data" store="/srv/fedslr"'
+
+Under Flower's own simulation a node's partition is its client number, its data are the recipe's, and its store is in
+the run folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedslr import api
+from fedslr.data import own, share_out
+from fedslr.data.federation import Federation
+from fedslr.deploy import options
+from fedslr.deploy.messages import ENROL, EVALUATE, TRAIN, Order, digest
+from fedslr.deploy.node import Data, Node
+from fedslr.deploy.server import Coordinator, open_coordinator
+from fedslr.errors import FedslrError
+from fedslr.report import write_report
+
+RECORD = "fedslr"
+TYPES = {ENROL: MessageType.QUERY, TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
+POLL = 0.5
+"""Seconds between two looks for answers."""
+AGAIN = 5.0
+"""Seconds after which an order that Flower could not deliver is sent once more."""
+
+
+def say(text: str) -> None:
+    """Flower collects what apps print."""
+    print(text, flush=True)
+
+
+# --- the server's side ----------------------------------------------------------------------------------------------
+
+
+class Reached(NamedTuple):
+    """A node as Flower knows it."""
+
+    number: int
+    started: str
+    """When it last came up."""
+
+
+class Sent(NamedTuple):
+    """An order on its way."""
+
+    order: Order
+    message: str | None
+    """Flower's name of it; None: it could not be delivered."""
+    started: str
+    """When its node had come up."""
+    time: float
+
+
+class FlowerPost:
+    """Carries messages over a Grid. An order to a node that went down, or came up again, is sent once more."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.sent: dict[str, Sent] = {}
+        self._reached: dict[str, Reached] = {}
+        self._looked = 0.0
+
+    def nodes(self) -> Iterable[str]:
+        if time.monotonic() > self._looked + POLL:
+            found = self.grid.get_nodes()
+            self._reached = {_identity(n): Reached(n.node_id, n.last_activated_at) for n in found}
+            self._looked = time.monotonic()
+        return self._reached
+
+    def send(self, identity: str, order: Order) -> None:
+        self.nodes()
+        node = self._reached.get(identity)
+        message = None if node is None else self._push(node.number, order)
+        self.sent[identity] = Sent(order, message, "" if node is None else node.started, time.monotonic())
+
+    def _push(self, node: int, order: Order) -> str | None:
+        content = RecordDict({RECORD: ConfigRecord(order.to_fields())})
+        message = Message(content, node, TYPES[order.kind], group_id=str(order.round + 1))
+        return next(iter(self.grid.push_messages([message])), None)
+
+    def receive(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        time.sleep(POLL)
+        self._send_again()
+        answers = []
+        for identity, sent in list(self.sent.items()):
+            if sent.message is not None:
+                answers += [(identity, fields) for fields in self._pull(identity, sent)]
+        return answers
+
+    def _pull(self, identity: str, sent: Sent) -> list[Mapping[str, Any]]:
+        """The answer to one order, by itself: one that Flower cannot read must not take others with it."""
+        try:
+            found = list(self.grid.pull_messages([str(sent.message)]))
+        except Exception as error:
+            say(f"an answer of node {identity[:16]} cannot be read: {error}")
+            del self.sent[identity]
+            return [{}]
+        if not found:
+            return []
+        if found[0].has_error():
+            say(f"node {identity[:16]} did not answer: {found[0].error.reason}")
+            self.sent[identity] = sent._replace(message=None, time=time.monotonic())
+            return []
+        del self.sent[identity]
+        return [dict(found[0].content.config_records.get(RECORD, {}))]
+
+    def _send_again(self) -> None:
+        """Orders whose node came up after they were sent, and those that could not be delivered a while ago."""
+        self.nodes()
+        for identity, sent in list(self.sent.items()):
+            node = self._reached.get(identity)
+            undelivered = sent.message is None and time.monotonic() > sent.time + AGAIN
+            if node is not None and (undelivered or node.started != sent.started):
+                self.send(identity, sent.order)
+
+
+def _identity(node: Any) -> str:
+    return digest(node.public_key) if node.public_key else f"node-{node.node_id}"
+
+
+def finish(coordinator: Coordinator) -> dict[str, Any]:
+    """The summary and the report of a federation that is done."""
+    records, asked = coordinator.ledger.records(), coordinator.asked
+    run = api.Figures(
+        asked.recipe.algorithm.name,
+        asked.recipe.data.name,
+        len(coordinator.members),
+        coordinator.done,
+        asked.recipe.settings.seed,
+        coordinator.sizes(),
+        coordinator.seconds,
+    )
+    summary = api.summarize(run, records, rerunnable=False)
+    coordinator.folder.write_summary(summary)
+    width = asked.recipe.settings.torch_dtype().itemsize
+    write_report(coordinator.folder.path, summary, records, asked.recipe.to_toml(), width)
+    return summary
+
+
+server = ServerApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what is left of a federation. The run's settings name its folder and, to begin one, its recipe."""
+    text, out = str(context.run_config.get("recipe", "")), str(context.run_config.get("out", ""))
+    if not out:
+        raise FedslrError("out: the run's settings name no folder; start it with `fedslr federation start`")
+    asked = options.from_text(text) if text else None
+    coordinator = open_coordinator(Path(out), asked, FlowerPost(grid), say=say)
+    try:
+        say(f"run {coordinator.run}: {coordinator.done} of {coordinator.settings.rounds} rounds are done")
+        for record in coordinator.rounds():
+            say(f"round {record.round}: {record.line()}")
+        finish(coordinator)
+    finally:
+        coordinator.folder.close()
+
+
+# --- a node's side --------------------------------------------------------------------------------------------------
+
+client = ClientApp()
+
+
+@client.query()
+@client.train()
+@client.evaluate()
+def handle(message: Message, context: Context) -> Message:
+    """Do what an order says."""
+    order = Order.from_fields(dict(message.content.config_records[RECORD]))
+    report = node_of(context).handle(order)
+    return Message(RecordDict({RECORD: ConfigRecord(report.to_fields())}), reply_to=message)
+
+
+def node_of(context: Context) -> Node:
+    """The node that a SuperNode's settings describe."""
+    given = context.node_config
+    if "partition-id" in given:
+        number = int(given["partition-id"])
+        store = Path(str(context.run_config["out"])) / "nodes" / str(number)
+        return Node(store, number, _simulated(str(context.run_config["recipe"]), number), say)
+    for key in ("client", "data", "store"):
+        if key not in given:
+            raise FedslrError(f"node-config: '{key}' is missing; give client, data and store")
+    path = Path(str(given["data"]))
+    return Node(Path(str(given["store"])), int(given["client"]), lambda classes: own.one_client(path, classes), say)
+
+
+def _simulated(recipe: str, number: int) -> Data:
+    def data(classes: int) -> Federation:
+        asked = options.from_text(recipe)
+        whole = share_out(asked.recipe.data)
+        return Federation([whole.clients[number]], classes, whole.name, normalization=whole.normalization)
+
+    return data
