@@ -7,6 +7,7 @@ import os
 import signal
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +169,11 @@ class Federation:
         return restore(type(algorithm.init_client(node.store.tree(page.start))), node.store.tree(page.state))
 
     def simulated(self, cohorts: list[list[int]] | None = None) -> Simulation:
-        """The same run as a simulation; with given cohorts, if there are any."""
-        select = None if cohorts is None else (lambda rng, size, examples, rounds=iter(cohorts): next(rounds))
-        found = Simulation(
-            self.asked.recipe.algorithm, self.federation, "mlp", self.asked.recipe.settings, select=select
-        )
+        """The same run as a simulation, states on the disk as nodes have them; with given cohorts, if there are any."""
+        rounds = iter(cohorts or [])
+        select = None if cohorts is None else (lambda rng, size, examples: next(rounds))
+        settings = replace(self.asked.recipe.settings, store="disk")
+        found = Simulation(self.asked.recipe.algorithm, self.federation, "mlp", settings, select=select)
         self.records = list(found.rounds())
         return found
 
@@ -187,4 +188,3 @@ def mismatch(federation: Federation, coordinator: Coordinator) -> float:
     mine = tree.mean([getattr(federation.state(c), algorithm.ledger[0]) for c in coordinator.members])
     double = [tree.map(torch.Tensor.double, x) for x in (kept, mine)]
     return float(tree.norm(tree.sub(*double)) / tree.norm(double[0]))
-

@@ -13,7 +13,7 @@ the run folder.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedslr import api
 from fedslr.data import own, share_out
 from fedslr.data.federation import Federation
-from fedslr.deploy import options
+from fedslr.deploy import keys, options
 from fedslr.deploy.messages import ENROL, EVALUATE, TRAIN, Order, digest
 from fedslr.deploy.node import Data, Node
 from fedslr.deploy.server import Coordinator, open_coordinator
@@ -133,6 +133,21 @@ def _identity(node: Any) -> str:
     return digest(node.public_key) if node.public_key else f"node-{node.node_id}"
 
 
+def _registered(folder: str | None) -> Callable[[int], str | None]:
+    """Which node a client must be: the one with its registered key, if there is a folder of such."""
+    if folder is None:
+        return lambda number: None
+    return lambda number: _known_key(Path(folder), number)
+
+
+def _known_key(folder: Path, number: int) -> str:
+    try:
+        return digest(keys.registered_key(folder, number))
+    except FedslrError as error:
+        say(str(error))
+        return "nobody"
+
+
 def finish(coordinator: Coordinator) -> dict[str, Any]:
     """The summary and the report of a federation that is done."""
     records, asked = coordinator.ledger.records(), coordinator.asked
@@ -163,6 +178,7 @@ def main(grid: Grid, context: Context) -> None:
         raise FedslrError("out: the run's settings name no folder; start it with `fedslr federation start`")
     asked = options.from_text(text) if text else None
     coordinator = open_coordinator(Path(out), asked, FlowerPost(grid), say=say)
+    coordinator.registered = _registered(coordinator.options.keys)
     try:
         say(f"run {coordinator.run}: {coordinator.done} of {coordinator.settings.rounds} rounds are done")
         for record in coordinator.rounds():

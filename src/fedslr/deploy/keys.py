@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -72,6 +73,16 @@ def make_node_key(path: Path) -> Path:
     form = serialization.PublicFormat.OpenSSH
     write_durably(public, key.public_key().public_bytes(serialization.Encoding.OpenSSH, form) + b"\n")
     return public
+
+
+def registered_key(folder: Path, client: int) -> bytes:
+    """The public key of a client, as the SuperLink has it; a FedslrError if there is none."""
+    path = folder / f"{client}.pub"
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise FedslrError(f"federation.keys: {path} is no public key: {error}") from None
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

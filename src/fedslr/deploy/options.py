@@ -34,6 +34,9 @@ class FederationOptions:
     max_bytes: Annotated[int | str | None, memory_size, "largest upload; twice a dense model unless given"] = None
     norm_bound: Annotated[float | None, positive, "longest upload that is counted whole; of others, a share"] = None
     joining: Annotated[bool, "whether new clients may join once the run has begun"] = True
+    keys: Annotated[
+        str | None, "folder with CLIENT.pub for every client; unless given, a number is its first claimer's"
+    ] = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -111,8 +111,10 @@ class Coordinator:
         say: Callable[[str], None] = lambda text: None,
         at: Callable[[str], None] = lambda step: None,
         clock: Callable[[], float] = time.monotonic,
+        registered: Callable[[int], str | None] = lambda number: None,
     ) -> None:
         self.folder, self.post, self.say, self.at, self.clock = folder, post, say, at, clock
+        self.registered = registered
         self.ledger = Ledger(folder.path)
         self.asked = self._same_run(asked) if self.ledger.exists else self._first_run(asked)
         self.options, self.settings = self.asked.options, self.asked.recipe.settings
@@ -410,7 +412,9 @@ class Coordinator:
         number = report.client
         if not (0 <= number < 2**31 and 0 < report.examples < 2**40):
             raise WireError(f"there is no client {number} with {report.examples} examples")
-        member = self.members.get(number)
+        member, expected = self.members.get(number), self.registered(number)
+        if expected is not None and expected != identity:
+            raise WireError(f"it says it is client {number}, which has another key")
         if member is not None and member.identity is None:
             self.ledger.bind(number, identity, report.examples)
         elif member is not None or number in self._newcomers:
