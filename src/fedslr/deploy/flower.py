@@ -12,8 +12,10 @@ the run folder.
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +29,10 @@ from fedslr.data.federation import Federation
 from fedslr.deploy import keys, options
 from fedslr.deploy.messages import ENROL, EVALUATE, TRAIN, Order, digest
 from fedslr.deploy.node import Data, Node
-from fedslr.deploy.server import Coordinator, open_coordinator
+from fedslr.deploy.server import FAILURE, Coordinator, open_coordinator
 from fedslr.errors import FedslrError
 from fedslr.report import write_report
+from fedslr.store import write_durably
 
 RECORD = "fedslr"
 TYPES = {ENROL: MessageType.QUERY, TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
@@ -167,25 +170,53 @@ def finish(coordinator: Coordinator) -> dict[str, Any]:
     return summary
 
 
+def asked_for(context: Context) -> options.Deployment | None:
+    """The recipe in a run's settings, or the demo's; None to resume."""
+    text = str(context.run_config.get("recipe", ""))
+    return options.demo() if text == "demo" else options.from_text(text) if text else None
+
+
+def run_folder(context: Context) -> Path:
+    """The folder that a run's settings name, else a temporary one of that run."""
+    named = str(context.run_config.get("out", ""))
+    return Path(named) if named else Path(tempfile.gettempdir()) / f"fedslr-{context.run_id}"
+
+
 server = ServerApp()
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what is left of a federation. The run's settings name its folder and, to begin one, its recipe."""
-    text, out = str(context.run_config.get("recipe", "")), str(context.run_config.get("out", ""))
-    if not out:
-        raise FedslrError("out: the run's settings name no folder; start it with `fedslr federation start`")
-    asked = options.from_text(text) if text else None
-    coordinator = open_coordinator(Path(out), asked, FlowerPost(grid), say=say)
+    folder = run_folder(context)
+    with _telling(folder):
+        coordinator = open_coordinator(folder, asked_for(context), FlowerPost(grid), say=say)
+        try:
+            federate(coordinator)
+        finally:
+            coordinator.folder.close()
+
+
+def federate(coordinator: Coordinator) -> None:
+    """What is left of a run, and its results."""
+    coordinator.folder.forget_results()
     coordinator.registered = _registered(coordinator.options.keys)
+    say(f"run {coordinator.run}: {coordinator.done} of {coordinator.settings.rounds} rounds are done")
+    for record in coordinator.rounds():
+        say(f"round {record.round} is done: clients {record.clients} in {record.seconds:.1f} s")
+    finish(coordinator)
+
+
+@contextmanager
+def _telling(folder: Path) -> Iterator[None]:
+    """Leave a line in the run folder for those who wait for the run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FAILURE).unlink(missing_ok=True)
     try:
-        say(f"run {coordinator.run}: {coordinator.done} of {coordinator.settings.rounds} rounds are done")
-        for record in coordinator.rounds():
-            say(f"round {record.round}: {record.line()}")
-        finish(coordinator)
-    finally:
-        coordinator.folder.close()
+        yield
+    except Exception as error:
+        write_durably(folder / FAILURE, f"{error}\n".encode())
+        raise
 
 
 # --- a node's side --------------------------------------------------------------------------------------------------
@@ -208,8 +239,7 @@ def node_of(context: Context) -> Node:
     given = context.node_config
     if "partition-id" in given:
         number = int(given["partition-id"])
-        store = Path(str(context.run_config["out"])) / "nodes" / str(number)
-        return Node(store, number, _simulated(str(context.run_config["recipe"]), number), say)
+        return Node(run_folder(context) / "nodes" / str(number), number, _simulated(context, number), say)
     for key in ("client", "data", "store"):
         if key not in given:
             raise FedslrError(f"node-config: '{key}' is missing; give client, data and store")
@@ -217,10 +247,16 @@ def node_of(context: Context) -> Node:
     return Node(Path(str(given["store"])), int(given["client"]), lambda classes: own.one_client(path, classes), say)
 
 
-def _simulated(recipe: str, number: int) -> Data:
+def _simulated(context: Context, number: int) -> Data:
+    """A client's part of the recipe's data."""
+    asked = asked_for(context)
+    if asked is None:
+        raise FedslrError("recipe: Flower's simulation needs the recipe in the run's settings, to resume too")
+
     def data(classes: int) -> Federation:
-        asked = options.from_text(recipe)
         whole = share_out(asked.recipe.data)
+        if number >= len(whole.clients):
+            raise FedslrError(f"data.clients: the recipe has {len(whole.clients)}, and this would be client {number}")
         return Federation([whole.clients[number]], classes, whole.name, normalization=whole.normalization)
 
     return data

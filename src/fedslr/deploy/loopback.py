@@ -11,23 +11,33 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedslr import config
+from fedslr.data import share_out
 from fedslr.data.federation import PARTS, ClientData
-from fedslr.deploy import keys
+from fedslr.deploy import keys, options
+from fedslr.deploy.server import FAILURE
 from fedslr.errors import FedslrError
+from fedslr.record import read_records
+from fedslr.report import percent
 
 CONNECTION = "fedslr"
 PATIENCE = 30
 """Seconds that a SuperLink may take to come up."""
 
+GRACE = 5
+"""Seconds that a process may take to end by itself."""
+
 APP = """[project]
 name = "fedslr-federation"
 version = "1.0.0"
+description = "The two apps of fedslr"
+license = "Apache-2.0"
 dependencies = []
 
 [tool.flwr.app]
@@ -66,7 +76,7 @@ def environment(home: Path, **changes: str) -> dict[str, str]:
 
 def write_app(folder: Path) -> Path:
     """The app that SuperLinks and SuperNodes are asked to run: it only names the two in fedslr."""
-    app = folder / "fedslr-federation"
+    app = folder / "app"
     app.mkdir(parents=True, exist_ok=True)
     (app / "pyproject.toml").write_text(APP)
     return app
@@ -75,7 +85,7 @@ def write_app(folder: Path) -> Path:
 def submit(folder: Path, connection: str, recipe: str, out: Path, env: Mapping[str, str]) -> str:
     """Ask a SuperLink to run a federation; what `flwr run` said."""
     app = write_app(folder)
-    settings = app / "run.toml"
+    settings = folder / "run.toml"
     settings.write_text("".join(f"{k} = {config.toml_value(v)}\n" for k, v in (("recipe", recipe), ("out", str(out)))))
     return call([program("flwr"), "run", str(app), connection, "--run-config", str(settings)], env)
 
@@ -167,10 +177,8 @@ class Loopback:
         process = self.processes.pop(name)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
-        try:
-            process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            pass
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=GRACE)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -186,3 +194,44 @@ def _listens(port: int) -> bool:
     with socket.socket() as s:
         s.settimeout(1)
         return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Three nodes on handwritten digits, from certificates to the end; the records of the run."""
+    asked = options.demo() if rounds is None else options.demo([f"rounds={rounds}"])
+    run = folder / "run"
+    if run.exists() and not resume:
+        raise FedslrError(f"out: {folder} already holds a federation; resume it (--resume) or choose another folder")
+    if resume and not run.exists():
+        raise FedslrError(f"resume: {folder} holds no federation to resume")
+    clients = share_out(asked.recipe.data).clients
+    with Loopback(folder) as federation:
+        say("starting a SuperLink with TLS and node authentication")
+        federation.start_superlink()
+        for number, data in enumerate(clients):
+            home = federation.folder / f"node-{number}"
+            write_data(home / "data" / "data.npz", data)
+            federation.register(f"{number}")
+            federation.start_node(f"{number}", number, home / "data", home / "store")
+            say(f"node {number}: {len(data.y)} samples in {home / 'data'}, state in {home / 'store'}")
+        (run / FAILURE).unlink(missing_ok=True)
+        federation.submit("" if resume else asked.to_toml(), run.resolve())
+        return follow(run, asked.recipe.settings.rounds, say)
+
+
+def follow(run: Path, rounds: int, say: Callable[[str], None], limit: float = 3600) -> list[dict[str, Any]]:
+    """Wait for a run on this machine to end, a line for every round."""
+    told, until = 0, time.monotonic() + limit
+    while time.monotonic() < until:
+        records = read_records(run) if (run / "metrics.jsonl").exists() else []
+        for record in records[told:]:
+            shown = record.get("accuracy_personal")
+            accuracy = "" if shown is None else f"  personal accuracy {percent(shown)}"
+            say(f"round {record['round']}/{rounds}  clients {record['clients']}  {record['seconds']:.1f} s{accuracy}")
+        told = max(told, len(records))
+        if (run / FAILURE).exists():
+            raise FedslrError((run / FAILURE).read_text().strip())
+        if (run / "summary.json").exists() and told >= rounds:
+            return records
+        time.sleep(0.5)
+    raise FedslrError(f"{run}: the run did not end in {limit:g} seconds")

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,6 +85,12 @@ def from_text(text: str) -> Deployment:
         return parse(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise FedslrError(f"the recipe is not valid TOML: {error}") from None
+
+
+def demo(changes: Sequence[str] = ()) -> Deployment:
+    """The demo's federation."""
+    text = files("fedslr.deploy").joinpath("demo.toml").read_text()
+    return parse(config.apply(tomllib.loads(text), changes))
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Deployment:

@@ -45,6 +45,8 @@ from fedslr.store import plain, restore, size
 from fedslr.tree import Tree
 from fedslr.types import Algorithm
 
+FAILURE = "failure.txt"
+"""In the run folder: why the last start of the server ended before the run did."""
 PHASES = ("train", "aggregate", "evaluate")
 GREETING = 60
 """Seconds after which a node that could not take part is asked again."""
