@@ -33,6 +33,9 @@ PATIENCE = 30
 GRACE = 5
 """Seconds that a process may take to end by itself."""
 
+AGAIN = 'until "$@"; do sleep 3; done'
+"""What a supervisor does."""
+
 APP = """[project]
 name = "fedslr-federation"
 version = "1.0.0"
@@ -120,6 +123,7 @@ class Loopback:
         self.folder = folder.resolve()
         self.home, self.keys, self.logs = (self.folder / name for name in ("flower", "keys", "logs"))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        (self.port,) = free_ports(1)
         # A look for work every fifth of a second: otherwise most of a small round is waiting.
         self.env = environment(self.home, FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.2", OMP_NUM_THREADS="1")
 
@@ -136,7 +140,6 @@ class Loopback:
 
     def start_superlink(self) -> None:
         """The SuperLink, with TLS and node authentication; what it knows of nodes is on the disk."""
-        (self.port,) = free_ports(1)
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
@@ -154,20 +157,19 @@ class Loopback:
 
     def register(self, name: str) -> None:
         """A key for a node, and the SuperLink told of it."""
-        if not (self.keys / name).exists():
+        public = self.keys / f"{name}.pub"
+        if not public.exists():
             keys.make_node_key(self.keys / name)
-            call(
-                [program("flwr"), "supernode", "register", str(self.keys / f"{name}.pub"), CONNECTION],
-                self.env,
-            )
+            call([program("flwr"), "supernode", "register", str(public), CONNECTION], self.env)
 
     def start_node(self, name: str, client: int, data: Path, store: Path) -> None:
+        """A SuperNode, started again if it fails: after one was killed, Flower lets it in only a minute later."""
         (port,) = free_ports(1)
         settings = f'client={client} data="{data}" store="{store}"'
         command = [program("flower-supernode"), "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--root-certificates", str(self.keys / "ca.crt"), "--port", str(port)]
         command += ["--auth-supernode-private-key", str(self.keys / name), "--node-config", settings]
-        self._start(name, command)
+        self._start(name, ["sh", "-c", AGAIN, "sh", *command])
 
     def submit(self, recipe: str, out: Path) -> str:
         return submit(self.folder, CONNECTION, recipe, out, self.env)
