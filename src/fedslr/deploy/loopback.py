@@ -33,7 +33,7 @@ PATIENCE = 30
 GRACE = 5
 """Seconds that a process may take to end by itself."""
 
-AGAIN = 'until "$@"; do sleep 3; done'
+AGAIN = 'until "$@"; do sleep 8; done'
 """What a supervisor does."""
 
 APP = """[project]
