@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -158,6 +159,13 @@ def test_a_node_without_settings_says_what_is_missing(tmp_path):
 def test_the_recipe_of_the_demo_is_the_default_of_the_app():
     assert flower.asked_for(context(0, {}, recipe="demo", out="")) == options.demo()
     assert flower.run_folder(context(0, {}, recipe="demo", out="")).name == "fedslr-1"
+
+
+def test_the_recipe_in_the_documents_is_one():
+    text = (Path(__file__).parent.parent / "docs" / "deploy.md").read_text()
+    blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (block,) = [b for b in blocks if "[federation]" in b]
+    assert options.from_text(block).options.minimum == 3
 
 
 def test_a_failure_is_told_in_the_run_folder(tmp_path):

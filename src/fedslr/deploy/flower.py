@@ -40,6 +40,8 @@ POLL = 0.5
 """Seconds between two looks for answers."""
 AGAIN = 5.0
 """Seconds after which an order that Flower could not deliver is sent once more."""
+TRIES = 3
+"""How often an order is sent to a node that answers it with an error."""
 
 
 def say(text: str) -> None:
@@ -67,13 +69,14 @@ class Sent(NamedTuple):
     started: str
     """When its node had come up."""
     time: float
+    errors: int = 0
 
 
 class FlowerPost:
     """Carries messages over a Grid. An order to a node that went down, or came up again, is sent once more."""
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+    def __init__(self, grid: Grid, lifetime: float | None = None) -> None:
+        self.grid, self.lifetime = grid, lifetime
         self.sent: dict[str, Sent] = {}
         self._reached: dict[str, Reached] = {}
         self._looked = 0.0
@@ -86,14 +89,18 @@ class FlowerPost:
         return self._reached
 
     def send(self, identity: str, order: Order) -> None:
+        self._send(identity, order, 0)
+
+    def _send(self, identity: str, order: Order, errors: int) -> None:
         self.nodes()
         node = self._reached.get(identity)
         message = None if node is None else self._push(node.number, order)
-        self.sent[identity] = Sent(order, message, "" if node is None else node.started, time.monotonic())
+        started = "" if node is None else node.started
+        self.sent[identity] = Sent(order, message, started, time.monotonic(), errors)
 
     def _push(self, node: int, order: Order) -> str | None:
         content = RecordDict({RECORD: ConfigRecord(order.to_fields())})
-        message = Message(content, node, TYPES[order.kind], group_id=str(order.round + 1))
+        message = Message(content, node, TYPES[order.kind], ttl=self.lifetime, group_id=str(order.round + 1))
         return next(iter(self.grid.push_messages([message])), None)
 
     def receive(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -117,7 +124,7 @@ class FlowerPost:
             return []
         if found[0].has_error():
             say(f"node {identity[:16]} did not answer: {found[0].error.reason}")
-            self.sent[identity] = sent._replace(message=None, time=time.monotonic())
+            self.sent[identity] = sent._replace(message=None, time=time.monotonic(), errors=sent.errors + 1)
             return []
         del self.sent[identity]
         return [dict(found[0].content.config_records.get(RECORD, {}))]
@@ -127,9 +134,9 @@ class FlowerPost:
         self.nodes()
         for identity, sent in list(self.sent.items()):
             node = self._reached.get(identity)
-            undelivered = sent.message is None and time.monotonic() > sent.time + AGAIN
+            undelivered = sent.message is None and sent.errors < TRIES and time.monotonic() > sent.time + AGAIN
             if node is not None and (undelivered or node.started != sent.started):
-                self.send(identity, sent.order)
+                self._send(identity, sent.order, sent.errors)
 
 
 def _identity(node: Any) -> str:
@@ -190,7 +197,10 @@ def main(grid: Grid, context: Context) -> None:
     """Run what is left of a federation. The run's settings name its folder and, to begin one, its recipe."""
     folder = run_folder(context)
     with _telling(folder):
-        coordinator = open_coordinator(folder, asked_for(context), FlowerPost(grid), say=say)
+        post = FlowerPost(grid)
+        coordinator = open_coordinator(folder, asked_for(context), post, say=say)
+        # An order that is older than its round is of no use to anybody.
+        post.lifetime = coordinator.options.deadline + AGAIN
         try:
             federate(coordinator)
         finally:

@@ -268,6 +268,10 @@ class Coordinator:
         question = self.open = Question(kind, self.done, attempt, set(clients), record)
         for client in clients:
             self._order(client, question)
+        if kind == EVALUATE:
+            # A round needs its clients; an evaluation does without those who are not there.
+            here = set(self.post.nodes())
+            question.waiting = {c for c in clients if self.members[c].identity in here}
         self.at("opened")
         until = self.clock() + self.options.deadline
         while question.waiting and self.clock() < until:
