@@ -28,13 +28,21 @@ import report
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
 from conftest import make_federation
-from deployed import FORK, Clock, Federation, Forked, Local, mismatch, recipe
+from deployed import FORK, STEPS, Clock, Federation, Forked, Local, mismatch, recipe
 from fedslr.deploy.messages import TRAIN, Order
-from fedslr.deploy.node import STEPS
 from fedslr.deploy.server import Coordinator
 from test_deploy import assert_is_simulated
 
 METHODS = ("fedslr", "feddyn", "scaffold")
+MOMENTS = {
+    "received": "before training",
+    "booking": "after the acknowledgement",
+    "turning": "while it books or writes",
+    "booked": "after booking",
+    "trained": "after training",
+    "pending": "after its upload is on disk",
+    "answered": "after its upload was sent",
+}
 CLIENTS, ROUNDS, LONG, KILLS = 10, 10, 60, 20
 
 
@@ -128,7 +136,7 @@ def store_lost(home: Path, method: str) -> Outcome:
 
 FAULTS: dict[str, Callable[[Path, str], Outcome]] = {
     "none": undisturbed,
-    **{f"node killed: {step}": node_killed(step) for step in STEPS},
+    **{f"node killed {MOMENTS[step]}": node_killed(step) for step in STEPS},
     "server killed at random moments": server_killed,
     "every upload twice": messages(lambda rng, past, who, fields: [(who, fields)] * 2),
     "uploads of older rounds again": messages(lambda rng, past, who, fields: [*past[-8:], (who, fields)]),

@@ -15,6 +15,7 @@ import torch
 
 import fedslr
 from fedslr import config, tree
+from fedslr.deploy import node as node_module
 from fedslr.deploy import options
 from fedslr.deploy.messages import Order
 from fedslr.deploy.node import Node
@@ -111,12 +112,18 @@ class Forked(Local):
         return fields
 
 
+STEPS = (*node_module.STEPS, "turning")
+"""The moments of a node's work, and the one in which its files are written but its page is not."""
+
+
 def _work(node: Node, order: Order, step: str | None, pipe: Any) -> None:
     def die_at(now: str) -> None:
         if now == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
     node.at = die_at
+    turn = node.store.turn
+    node.store.turn = lambda page: (die_at("turning"), turn(page))[1]  # type: ignore[method-assign]
     fields = node.handle(order).to_fields()
     pipe.send(fields)
     die_at("answered")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import fedslr
 from conftest import make_federation, mlp
-from deployed import FORK, SIZES, Clock, Federation, Forked, mismatch, recipe
+from deployed import FORK, SIZES, STEPS, Clock, Federation, Forked, mismatch, recipe
 from fedslr import tree, wire
 from fedslr.config import Settings
 from fedslr.deploy import node as node_module
@@ -92,6 +92,17 @@ def test_an_upload_has_the_shape_of_the_broadcast(name, trained):
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_only_what_it_says_addresses_a_client(name, trained):
+    simulation, before, after, _ = trained(name)
+    method, sent = simulation.algorithm, simulation.algorithm.broadcast(simulation.server)
+    if not method.addressing:
+        assert method.addressed(sent, before) is sent
+    else:
+        told = method.init_client(simulation.start)._replace(**{f: getattr(after, f) for f in method.addressing})
+        assert same(method.addressed(sent, told), method.addressed(sent, after))
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_the_global_model_arrives(name, trained):
     simulation = trained(name)[0]
     received = simulation.algorithm.received_model(simulation.payload)
@@ -162,7 +173,7 @@ def test_the_run_folder_is_that_of_a_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "step"),
-    [*(("fedslr", step) for step in node_module.STEPS), ("scaffold", "booking"), ("feddyn", "pending")],
+    [*(("fedslr", step) for step in STEPS), ("scaffold", "booking"), ("feddyn", "pending")],
 )
 def test_a_node_killed_at_any_step_goes_on(name, step, tmp_path):
     """Every node is killed at this step of every order it gets, once, and started again."""
@@ -515,6 +526,8 @@ def test_a_client_joins_and_another_leaves(tmp_path):
             federation.post.nodes_by_identity["key-4"] = newcomer
         if number == 3:
             server.ledger.ask_to_leave(1)
+            # However long its node stays, it is not asked again.
+            server._greeted.clear()
         if server.settings.is_evaluated(server.done):
             off.append(mismatch(federation, server))
     server.folder.close()
@@ -560,6 +573,19 @@ def test_data_of_another_kind_are_refused_by_the_node(tmp_path):
     with pytest.raises(FedslrError, match="0 of 5 came"):
         federation.run(say=said.append)
     assert any("inputs of this node are 7, the federation's are 6" in text for text in said)
+
+
+def bad_model(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(*shape, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, classes))
+
+
+def test_a_model_that_cannot_be_shared_is_refused_by_the_nodes(tmp_path):
+    changes = ["model.name=test_deploy:bad_model", "federation.attempts=2"]
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=changes))
+    said: list[str] = []
+    with pytest.raises(FedslrError, match="0 of 5 came"):
+        federation.run(say=said.append)
+    assert any("use GroupNorm" in text for text in said)
 
 
 def test_an_order_of_an_older_round_is_not_worked_on(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -238,7 +239,7 @@ def test_without_flower_one_line_says_so(command, monkeypatch, tmp_path):
 # --- real processes -------------------------------------------------------------------------------------------------
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 90) -> None:
+def wait_for(what: Callable[[], Any], seconds: float = 180) -> None:
     until = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < until, "it did not happen in time"
@@ -248,7 +249,7 @@ def wait_for(what: Callable[[], Any], seconds: float = 90) -> None:
 def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):
     """TLS and keys on loopback. After the first round a node is killed, and the SuperLink with the ServerApp in it;
     both are started again and the run is resumed. A node whose key nobody registered gets nowhere."""
-    changes = ["rounds=2", "clients_per_round=2", "evaluate.every=2", "federation.deadline=120"]
+    changes = ["rounds=2", "clients_per_round=2", "evaluate.every=2", "federation.deadline=300"]
     asked = recipe(clients=2, changes=changes)
     federation = Federation(tmp_path, make_federation([40, 30]), asked)
     run = tmp_path / "run"
@@ -261,6 +262,9 @@ def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):
         def start(number: int) -> None:
             link.start_node(f"{number}", number, tmp_path / f"data-{number}", tmp_path / f"node-{number}")
 
+        def fedslr_command(*args: str) -> None:
+            loopback.call([sys.executable, "-m", "fedslr", "federation", *args], link.env)
+
         link.start_superlink()
         for number, data in enumerate(federation.federation.clients):
             loopback.write_data(tmp_path / f"data-{number}" / "data.npz", data)
@@ -268,7 +272,8 @@ def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):
             start(number)
         keys.make_node_key(link.keys / "stranger")
         link.start_node("stranger", 1, tmp_path / "data-1", tmp_path / "stranger")
-        link.submit(asked.to_toml(), run)
+        (tmp_path / "recipe.toml").write_text(asked.to_toml())
+        fedslr_command("start", str(tmp_path / "recipe.toml"), "--out", str(run))
         wait_for(lambda: "Failed to activate" in (link.logs / "stranger.log").read_text())
         link.stop("stranger")
 
@@ -278,8 +283,8 @@ def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):
         done = rounds()
         link.start_superlink()
         start(1)
-        link.submit("", run)
-        records = loopback.follow(run, 2, print, limit=120)
+        fedslr_command("resume", str(run))
+        records = loopback.follow(run, 2, print, limit=300)
 
     assert done == 1
     assert [r["clients"] for r in records] == [[0, 1]] * 2

@@ -101,7 +101,8 @@ def _submit(text: str, out: Path, superlink: str) -> None:
     from fedslr.deploy import loopback
 
     with tempfile.TemporaryDirectory(prefix="fedslr-") as folder:
-        loopback.submit(Path(folder), superlink, text, out.absolute(), os.environ)
+        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        loopback.submit(Path(folder), superlink, text, out.absolute(), {**quiet, **os.environ})
     typer.echo(f"the SuperLink runs it; see `flwr log`, `fedslr federation status {out}`")
 
 

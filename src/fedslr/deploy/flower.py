@@ -27,7 +27,7 @@ from fedslr import api
 from fedslr.data import own, share_out
 from fedslr.data.federation import Federation
 from fedslr.deploy import keys, options
-from fedslr.deploy.messages import ENROL, EVALUATE, TRAIN, Order, digest
+from fedslr.deploy.messages import ENROL, EVALUATE, TRAIN, Order, digest, quoted
 from fedslr.deploy.node import Data, Node
 from fedslr.deploy.server import FAILURE, Coordinator, open_coordinator
 from fedslr.errors import FedslrError
@@ -117,13 +117,13 @@ class FlowerPost:
         try:
             found = list(self.grid.pull_messages([str(sent.message)]))
         except Exception as error:
-            say(f"an answer of node {identity[:16]} cannot be read: {error}")
+            say(f"an answer of node {identity[:16]} cannot be read: {quoted(str(error))}")
             del self.sent[identity]
             return [{}]
         if not found:
             return []
         if found[0].has_error():
-            say(f"node {identity[:16]} did not answer: {found[0].error.reason}")
+            say(f"node {identity[:16]} did not answer: {quoted(found[0].error.reason or 'no reason given')}")
             self.sent[identity] = sent._replace(message=None, time=time.monotonic(), errors=sent.errors + 1)
             return []
         del self.sent[identity]

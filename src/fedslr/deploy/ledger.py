@@ -28,7 +28,7 @@ FORMAT = 1
 FILE, FOLDER = "ledger.sqlite", "ledger"
 
 TABLES = """
-CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE client (
     number INTEGER PRIMARY KEY,
     identity TEXT UNIQUE,
@@ -37,7 +37,7 @@ CREATE TABLE client (
     share REAL NOT NULL DEFAULT 0,
     account TEXT,
     leaving INTEGER NOT NULL DEFAULT 0
-) STRICT;
+);
 CREATE TABLE counted (
     client INTEGER NOT NULL,
     round INTEGER NOT NULL,
@@ -45,8 +45,8 @@ CREATE TABLE counted (
     digest TEXT NOT NULL,
     share REAL NOT NULL,
     PRIMARY KEY (client, round)
-) STRICT;
-CREATE TABLE round (number INTEGER PRIMARY KEY, record TEXT NOT NULL, evaluated INTEGER NOT NULL DEFAULT 0) STRICT;
+);
+CREATE TABLE round (number INTEGER PRIMARY KEY, record TEXT NOT NULL, evaluated INTEGER NOT NULL DEFAULT 0);
 """
 
 
@@ -176,10 +176,16 @@ class Ledger:
                 (member.number, member.identity, member.examples, member.head),
             )
 
-    def remove(self, number: int, server: Tree | None = None, num_clients: int = 0) -> None:
-        """A client leaves, and its books with it."""
+    def remove(self, number: int, server: Tree, num_clients: int) -> None:
+        """A client leaves, and its books with it; its node does not come back by itself."""
+        node = self.members()[number].identity
         with self._with_server(server, num_clients, f"left-{number:06d}"):
             self._db.execute("DELETE FROM client WHERE number = ?", (number,))
+            self._set("removed", [*self.removed(), *([] if node is None else [node])])
+
+    def removed(self) -> list[str]:
+        """Nodes of clients that left."""
+        return list(self.fact("removed") or [])
 
     @contextlib.contextmanager
     def _with_server(self, server: Tree | None, num_clients: int, why: str) -> Iterator[None]:

@@ -34,6 +34,11 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def quoted(text: str) -> str:
+    """What somebody else wrote, as one short line without surprises."""
+    return ascii(" ".join(text[:LONGEST].split()))[1:-1][:300]
+
+
 def first_head(run: str, client: int) -> str:
     """The head of a client of whom nothing was counted yet."""
     return digest(f"{run} {client}".encode())

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedslr import wire
+from fedslr import models, wire
 from fedslr.data.federation import ClientData, Federation
 from fedslr.deploy import options
 from fedslr.deploy.messages import (
@@ -119,7 +119,7 @@ class Node:
     def _enrol(self, order: Order) -> Report:
         """Become a client of the run, or come back to it with the books the server has."""
         asked = options.from_text(order.recipe)
-        examples = len(_held(self.data, asked).y)
+        examples = self._check(asked, wire.decode(order.start))
         page = None
         with suppress(CheckpointError):
             page = self.store.read()
@@ -128,6 +128,20 @@ class Node:
         if page is None or order.client == self.client:
             self._begin(page, order, asked)
         return self._report(order, examples=examples)
+
+    def _check(self, asked: options.Deployment, start: Params) -> int:
+        """How many examples this node has; a FedslrError if they, or the model, are not the federation's."""
+        federation = self.data(asked.options.classes)
+        held, task = _held(federation, asked), asked.task()
+        for warning in models.check(task.model, federation, task.loss_function):
+            self.say(warning)
+        mine, theirs = ({k: (x.shape, x.dtype) for k, x in w.items()} for w in (task.params(), start))
+        if mine != theirs:
+            name = asked.recipe.model.name
+            raise FedslrError(
+                f"model.name: '{name}' is another model here than at the server; install the same version"
+            )
+        return len(held.y)
 
     def _begin(self, page: Page | None, order: Order, asked: options.Deployment) -> None:
         """The personal part stays, if there is one; what the server mirrors is what it says."""
@@ -250,7 +264,7 @@ class _Work:
         self.start = wire.to_device(self.store.tree(page.start), self.settings.torch_device())
         self.kind = type(self.algorithm.init_client(self.start))
         federation = node.data(asked.options.classes)
-        self.held = _held(node.data, asked, federation)
+        self.held = _held(federation, asked)
         placed = self.held.to(self.settings.torch_device(), self.settings.torch_dtype())
         self.engine = Eager(
             self.algorithm,
@@ -287,9 +301,8 @@ def _asks_again(order: Order, waiting: Pending) -> bool:
     return order.round == waiting.round and digest(order.payload) == waiting.base
 
 
-def _held(data: Data, asked: options.Deployment, federation: Federation | None = None) -> ClientData:
+def _held(found: Federation, asked: options.Deployment) -> ClientData:
     """This node's data, which must be of the federation's kind."""
-    found = federation or data(asked.options.classes)
     if found.input_shape != asked.options.shape:
         ours = "x".join(map(str, found.input_shape))
         raise FedslrError(f"data: inputs of this node are {ours}, the federation's are {asked.options.inputs}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -34,6 +35,7 @@ from fedslr.deploy.messages import (
     digest,
     first_head,
     next_head,
+    quoted,
 )
 from fedslr.deploy.options import Deployment
 from fedslr.engine import cohort
@@ -131,8 +133,8 @@ class Coordinator:
         self.seconds = {**dict.fromkeys(PHASES, 0.0), **(self.ledger.fact("seconds") or {})}
         self.begun = self.done > 0 or len(self.members) >= self.num_clients
         self.notes: dict[int, str] = {}
-        self.refused: list[str] = []
-        """What was wrong with messages that did not count."""
+        self.refused: deque[str] = deque(maxlen=1000)
+        """What was wrong with the last messages that did not count."""
         self.open: Question | None = None
         self._newcomers: dict[int, tuple[str, int]] = {}
         self._greeted: dict[str, float] = {}
@@ -210,6 +212,7 @@ class Coordinator:
     def _greet(self) -> None:
         """Ask every node that is not known which client it is."""
         known = {m.identity for m in self.members.values()} | {who for who, _ in self._newcomers.values()}
+        known |= set(self.ledger.removed())
         for identity in self.post.nodes():
             last = self._greeted.get(identity)
             if identity not in known and (last is None or self.clock() > last + GREETING):
@@ -346,7 +349,7 @@ class Coordinator:
         member, message = self.members[client], self.encoded
         if member.identity is None:
             return
-        if question.kind == TRAIN:
+        if question.kind == TRAIN and self.algorithm.addressing:
             mine = self.algorithm.addressed(self.broadcast, self._mirrored(member))
             message = self.encoded if mine is self.broadcast else _encode(mine)
         if question.record is not None:
@@ -407,7 +410,7 @@ class Coordinator:
         if client is not None and report.client != client:
             raise WireError(f"it is client {client} but says it is client {report.client}")
         if report.status != DONE:
-            raise WireError(f"it cannot take part: {report.reason[:200]}")
+            raise WireError(f"it cannot take part: {quoted(report.reason)}")
         if client is None:
             self._admit(identity, report)
         if self.open is not None and report.client in self.open.waiting:
@@ -447,11 +450,11 @@ class Coordinator:
             raise _Stale("it was answered already, or not asked")
         if report.status == LOST and client not in question.enrolled:
             question.enrolled.add(client)
-            self.say(f"client {client} lost its books ({report.reason[:200]}); it is enrolled again")
+            self.say(f"client {client} lost its books ({quoted(report.reason)}); it is enrolled again")
             self.post.send(identity, self._enrol_order(self.members[client]))
             return
         if report.status != DONE:
-            raise WireError(f"it could not do its work: {report.reason[:200]}")
+            raise WireError(f"it could not do its work: {quoted(report.reason)}")
         if report.kind == TRAIN:
             upload = question.uploads[client] = self._examine(report)
             if question.record is not None:
