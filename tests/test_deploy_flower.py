@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -244,6 +246,33 @@ def wait_for(what: Callable[[], Any], seconds: float = 180) -> None:
     while not what():
         assert time.monotonic() < until, "it did not happen in time"
         time.sleep(0.1)
+
+
+ABANDONING = """
+import os, signal, sys
+from pathlib import Path
+from fedslr.deploy.loopback import ONCE, Loopback
+link = Loopback(Path(sys.argv[1])).__enter__()
+link._start("sleeper", ["sleep", "1000"], ONCE)
+print(link.processes["sleeper"].pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_outlives_the_one_that_started_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDONING, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    group = int(done.stdout)
+
+    def is_gone() -> bool:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    wait_for(is_gone, 20)
 
 
 def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):

@@ -33,7 +33,9 @@ PATIENCE = 30
 GRACE = 5
 """Seconds that a process may take to end by itself."""
 
-AGAIN = 'until "$@"; do sleep 8; done'
+GUARD = '(while kill -0 "$0"; do sleep 1; done; kill -- -$$) >/dev/null 2>&1 & '
+"""Ends a process and all that it started when the one that started it is gone, however it went."""
+ONCE, AGAIN = '"$@"', 'until "$@"; do sleep 8; done'
 """What a supervisor does."""
 
 APP = """[project]
@@ -148,7 +150,7 @@ class Loopback:
         command += ["--port", str(self.port), "--database", str(self.home / "superlink.sqlite")]
         for option, file in (("certfile", "server.crt"), ("keyfile", "server.key"), ("ca-certfile", "ca.crt")):
             command += [f"--ssl-{option}", str(self.keys / file)]
-        self._start("superlink", command)
+        self._start("superlink", command, ONCE)
         until = time.monotonic() + PATIENCE
         while not _listens(self.port):
             if self.processes["superlink"].poll() is not None or time.monotonic() > until:
@@ -169,7 +171,7 @@ class Loopback:
         command = [program("flower-supernode"), "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--root-certificates", str(self.keys / "ca.crt"), "--port", str(port)]
         command += ["--auth-supernode-private-key", str(self.keys / name), "--node-config", settings]
-        self._start(name, ["sh", "-c", AGAIN, "sh", *command])
+        self._start(name, command, AGAIN)
 
     def submit(self, recipe: str, out: Path) -> str:
         return submit(self.folder, CONNECTION, recipe, out, self.env)
@@ -177,18 +179,21 @@ class Loopback:
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """End a process and all that it started."""
         process = self.processes.pop(name)
+        until = time.monotonic() + GRACE
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=GRACE)
-        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < until:
+                process.poll()
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def _start(self, name: str, command: list[str]) -> None:
+    def _start(self, name: str, command: list[str], how: str) -> None:
+        guarded = ["sh", "-c", GUARD + how, str(os.getpid()), *command]
         with (self.logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                guarded, env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
 
 
