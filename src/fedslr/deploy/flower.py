@@ -23,15 +23,13 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedslr import api
 from fedslr.data import own, share_out
 from fedslr.data.federation import Federation
 from fedslr.deploy import keys, options
 from fedslr.deploy.messages import ENROL, EVALUATE, TRAIN, Order, digest, quoted
 from fedslr.deploy.node import Data, Node
-from fedslr.deploy.server import FAILURE, Coordinator, open_coordinator
+from fedslr.deploy.server import FAILURE, Coordinator, finish, open_coordinator
 from fedslr.errors import FedslrError
-from fedslr.report import write_report
 from fedslr.store import write_durably
 
 RECORD = "fedslr"
@@ -156,25 +154,6 @@ def _known_key(folder: Path, number: int) -> str:
     except FedslrError as error:
         say(str(error))
         return "nobody"
-
-
-def finish(coordinator: Coordinator) -> dict[str, Any]:
-    """The summary and the report of a federation that is done."""
-    records, asked = coordinator.ledger.records(), coordinator.asked
-    run = api.Figures(
-        asked.recipe.algorithm.name,
-        asked.recipe.data.name,
-        len(coordinator.members),
-        coordinator.done,
-        asked.recipe.settings.seed,
-        coordinator.sizes(),
-        coordinator.seconds,
-    )
-    summary = api.summarize(run, records, rerunnable=False)
-    coordinator.folder.write_summary(summary)
-    width = asked.recipe.settings.torch_dtype().itemsize
-    write_report(coordinator.folder.path, summary, records, asked.recipe.to_toml(), width)
-    return summary
 
 
 def asked_for(context: Context) -> options.Deployment | None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from fedslr import schema, tree, wire
+from fedslr import api, schema, tree, wire
 from fedslr.config import DEFAULT_COHORT, difference
 from fedslr.deploy import options
 from fedslr.deploy.ledger import Counted, Ledger, Member
@@ -43,6 +43,7 @@ from fedslr.errors import FedslrError, WireError
 from fedslr.matrix import LowRank
 from fedslr.metrics import Evaluation, Sizes, parameters
 from fedslr.record import Record, RunFolder
+from fedslr.report import write_report
 from fedslr.store import plain, restore, size
 from fedslr.tree import Tree
 from fedslr.types import Algorithm
@@ -586,3 +587,22 @@ def open_coordinator(path: Path, asked: Deployment | None, post: Post, **options
     except BaseException:
         folder.close()
         raise
+
+
+def finish(coordinator: Coordinator) -> dict[str, Any]:
+    """The summary and the report of a federation that is done."""
+    records, asked = coordinator.ledger.records(), coordinator.asked
+    run = api.Figures(
+        asked.recipe.algorithm.name,
+        asked.recipe.data.name,
+        len(coordinator.members),
+        coordinator.done,
+        asked.recipe.settings.seed,
+        coordinator.sizes(),
+        coordinator.seconds,
+    )
+    summary = api.summarize(run, records, rerunnable=False)
+    coordinator.folder.write_summary(summary)
+    width = asked.recipe.settings.torch_dtype().itemsize
+    write_report(coordinator.folder.path, summary, records, asked.recipe.to_toml(), width)
+    return summary
