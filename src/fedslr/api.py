@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class Result:
     def __init__(self, simulation: Simulation, records: list[dict[str, Any]]) -> None:
         self._simulation = simulation
         self.records = records
-        self.summary = summarize(simulation, records)
+        self.summary = summarize(figures(simulation), records, rerunnable=is_rerunnable(simulation))
         self.out = simulation.folder.path if simulation.folder else None
 
     @property
@@ -67,26 +67,55 @@ class Result:
         return model.eval()
 
 
-def summarize(simulation: Simulation, records: list[dict[str, Any]]) -> dict[str, Any]:
+class Figures(NamedTuple):
+    """What a summary says of a run besides its records."""
+
+    algorithm: str
+    dataset: str
+    clients: int
+    rounds: int
+    seed: int
+    sizes: metrics.Sizes
+    seconds: Mapping[str, float]
+
+
+def figures(simulation: Simulation) -> Figures:
+    return Figures(
+        simulation.algorithm.name,
+        simulation.federation.name,
+        simulation.num_clients,
+        simulation.done,
+        simulation.settings.seed,
+        simulation.sizes(),
+        simulation.seconds,
+    )
+
+
+def is_rerunnable(simulation: Simulation) -> bool:
+    """Whether config.toml alone is enough to do the run again."""
+    return simulation.federation.options is not None and type(simulation.task.model) in MODELS.values()
+
+
+def summarize(run: Figures, records: list[dict[str, Any]], rerunnable: bool) -> dict[str, Any]:
     """The figures of a finished run, as summary.json has them."""
     last = records[-1]
     numbers = sum(r["numbers_down"] + r["numbers_up"] for r in records)
     return {
-        "algorithm": simulation.algorithm.name,
-        "dataset": simulation.federation.name,
-        "clients": simulation.num_clients,
-        "rounds": simulation.done,
-        "seed": simulation.settings.seed,
-        "rerunnable": simulation.federation.options is not None and type(simulation.task.model) in MODELS.values(),
+        "algorithm": run.algorithm,
+        "dataset": run.dataset,
+        "clients": run.clients,
+        "rounds": run.rounds,
+        "seed": run.seed,
+        "rerunnable": rerunnable,
         "accuracy": metrics.accuracy(records),
         "accuracy_best": metrics.accuracy(records, pick="best"),
         "accuracy_sampled": metrics.accuracy(records, clients="sampled"),
         "fairness": metrics.fairness(last),
-        "parameters": simulation.sizes().summary(),
+        "parameters": run.sizes.summary(),
         "rank": last["rank"],
         "bytes": {"down": sum(r["bytes_down"] for r in records), "up": sum(r["bytes_up"] for r in records)},
         "paper_gb": metrics.gigabytes(numbers),
-        "seconds": {k: round(v, 6) for k, v in simulation.seconds.items()},
+        "seconds": {k: round(v, 6) for k, v in run.seconds.items()},
     }
 
 

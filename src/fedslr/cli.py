@@ -25,6 +25,7 @@ from fedslr import api, config, experiments, report, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.data import DATASETS, cache, load, published
 from fedslr.data.images import reporting
+from fedslr.deploy import cli as deploy
 from fedslr.engine import distributed
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.record import Record, locked, read_records
@@ -381,6 +382,9 @@ def show_split(
     out_console.print(f"its labels are {report.percent(found['distance'])} away from all clients' (total variation)")
     _save(split_figure(federation), plot)
 
+
+app.add_typer(deploy.app, name="federation")
+app.command("predict")(deploy.predict_command)
 
 MANY = 2000
 """Images whose decoding is shown."""

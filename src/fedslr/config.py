@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 
@@ -18,10 +18,11 @@ from fedslr.data import DataOptions
 from fedslr.engine.cohort import SELECTIONS
 from fedslr.errors import FedslrError, suggest
 from fedslr.schema import at_least_one, fraction, memory_size, non_negative, one_of, positive, seed_range
-from fedslr.types import Algorithm
+from fedslr.types import Algorithm, Round
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DEFAULT_COHORT = 10
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,15 @@ class Settings:
                 f"expected 1 to {num_clients}"
             )
         return self.clients_per_round
+
+    def round(self, number: int) -> Round:
+        """What clients have to know of a round, counted from 0."""
+        decay = self.lr_decay**number
+        return Round(number, self.rounds, self.lr * decay, decay, self.epochs, self.personal_epochs)
+
+    def is_evaluated(self, done: int) -> bool:
+        """Whether the clients are evaluated once so many rounds are done."""
+        return done % self.evaluate_every == 0 or done == self.rounds
 
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
@@ -231,6 +241,11 @@ def _experiment(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """A recipe from a file, with `key=value` changes applied."""
+    return read_as(parse, path, changes)
+
+
+def read_as(parse: Callable[[dict[str, Any]], Read], path: Path, changes: Sequence[str] = ()) -> Read:
+    """Whatever is parsed from a recipe file, with `key=value` changes applied."""
     try:
         table = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
@@ -288,16 +303,17 @@ def dump(settings: Settings, algorithm: Algorithm[Any, Any], data: Mapping[str, 
     """A recipe as TOML."""
     values = dataclasses.asdict(settings)
     method = {"name": algorithm.name, **dataclasses.asdict(algorithm)}  # type: ignore[call-overload]
-    lines = [f"{name} = {_toml(values[name])}" for name in PLAIN if values[name] is not None]
+    lines = [f"{name} = {toml_value(values[name])}" for name in PLAIN if values[name] is not None]
     tables: dict[str, Mapping[str, Any]] = {"algorithm": method, "data": data, "model": model}
     for name, keys in TABLES.items():
         tables[name] = {key: values[field] for key, field in keys.items()}
     for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in table.items() if v is not None)]
+        lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in table.items() if v is not None)]
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: str | bool | float) -> str:
+def toml_value(value: str | bool | float) -> str:
+    """A value as TOML writes it."""
     # JSON's strings, numbers and booleans are TOML's too.
     return json.dumps(value, ensure_ascii=False)
 

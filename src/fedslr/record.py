@@ -38,6 +38,8 @@ class Record:
     seconds_by: dict[str, float] = field(default_factory=dict)
     accuracy_global: float | None = None
     accuracy_personal: float | None = None
+    missing: list[int] | None = None
+    """Sampled clients whose uploads did not count; only a deployment has such."""
     evaluated: list[int] | None = None
     """The clients of the two lists below, where they are not all."""
     accuracy_global_per_client: PerClient | None = None
@@ -62,7 +64,7 @@ class Record:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None})
 
 
-def lock(folder: Path, shared: bool = False) -> IO[str]:
+def lock(folder: Path, shared: bool = False, wait: bool = False) -> IO[str]:
     """Take a folder for this process, or for several; the lock goes with the file that is returned."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +73,8 @@ def lock(folder: Path, shared: bool = False) -> IO[str]:
         raise FedslrError(f"out: cannot write to {folder}: {error.strerror}; choose another folder") from error
     if fcntl is not None:
         try:
-            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
         except OSError:
             handle.close()
             raise FedslrError(f"out: another process is running in {folder}; wait for it or choose another") from None

@@ -84,6 +84,12 @@ def norm(a: Tree) -> Tensor:
     return dot(a, a).sqrt()
 
 
+def remean(mean: Tree, before: int, after: int, leaving: Tree | None = None) -> Tree:
+    """The mean of `before` trees once there are `after`: new ones are zero, and one may leave."""
+    kept = map(lambda x: x * before, mean)
+    return map(lambda x: x / after, kept if leaving is None else sub(kept, leaving))
+
+
 class Mean:
     """A weighted mean that holds one tree, however many are added: Σ weight·tree / Σ weight."""
 

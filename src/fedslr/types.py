@@ -158,6 +158,11 @@ class Algorithm(ABC, Generic[Server, Client]):
     """How recipes call the method."""
     planned: ClassVar[bool] = False
     """Whether a round depends on how many there will be, so that a run cannot be made longer."""
+    ledger: ClassVar[tuple[str, ...]] = ()
+    """Fields of a client's state that the server mirrors, as a sum or a mean: what was counted there, and only that,
+    is booked here."""
+    addressing: ClassVar[tuple[str, ...]] = ()
+    """Fields of a client's state that `addressed` reads."""
 
     def __post_init__(self) -> None:
         schema.check(self)
@@ -182,7 +187,14 @@ class Algorithm(ABC, Generic[Server, Client]):
     def local_update(
         self, task: Task, client: Client, payload: Payload, data: LocalData, round: Round
     ) -> tuple[Client, Payload]:
-        """One client's work of a round: its new state and its upload."""
+        """One client's work of a round: its new state and its upload, a tree of the shape of the payload."""
+
+    def book(self, client: Client, upload: Payload, share: float) -> Client:
+        """The client once its server has counted a share of the upload: only the fields of `ledger` change.
+
+        `local_update` books all of its upload: its new ledger is that of `book(client, upload, 1)`.
+        """
+        return client
 
     def weight(self, num_examples: int) -> float:
         """The weight of an upload in the mean: 1, a plain mean, unless the method says otherwise."""
@@ -192,6 +204,10 @@ class Algorithm(ABC, Generic[Server, Client]):
     def aggregate(self, server: Server, mean_upload: Payload, cohort_size: int) -> Server:
         """The server after the round, from the weighted mean of the uploads and how many there were."""
 
+    def resize(self, server: Server, num_clients: int, leaving: Client | None = None) -> Server:
+        """The server of a federation that now has so many clients; one that leaves takes its ledger along."""
+        return server
+
     @abstractmethod
     def global_model(self, server: Server) -> Params | None:
         """The one model everybody could use, dense; None where the method has none."""
@@ -199,6 +215,10 @@ class Algorithm(ABC, Generic[Server, Client]):
     @abstractmethod
     def personal_model(self, task: Task, client: Client, payload: Payload, data: LocalData) -> Params:
         """A client's own model, from its state and the latest broadcast. It may adapt on the client's data."""
+
+    def received_model(self, payload: Payload) -> Params | None:
+        """The global model, by one who received the whole broadcast; None where the method has none."""
+        return payload
 
     def shared(self, payload: Payload) -> Payload:
         """The part of a broadcast that is the global model; the rest, such as controls, is no part of its size."""

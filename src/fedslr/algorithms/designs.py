@@ -27,6 +27,7 @@ class GPGD(FedSLR):
     """FedAvg's local steps, singular values thresholded at the server: global proximal gradient descent."""
 
     name: ClassVar[str] = "gpgd"
+    ledger: ClassVar[tuple[str, ...]] = ()
 
     def init_server(self, w: Params, num_clients: int) -> Server:
         return Server(dict(w), {}, num_clients)

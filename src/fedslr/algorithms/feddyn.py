@@ -30,6 +30,7 @@ class FedDyn(Algorithm[Server, Client]):
     """Local SGD on a loss whose linear and quadratic terms make the clients' optima agree with the server's."""
 
     name: ClassVar[str] = "feddyn"
+    ledger: ClassVar[tuple[str, ...]] = ("gamma",)
 
     alpha: Annotated[float, positive, "strength α of the dynamic regularizer"] = 0.1
 
@@ -57,12 +58,21 @@ class FedDyn(Algorithm[Server, Client]):
         difference = tree.sub(scan(step, w, data.epochs(round.epochs)), w)
         return Client(tree.map(lambda c, d: c - alpha * d, client.gamma, difference)), difference
 
+    def book(self, client: Client, upload: Payload, share: float) -> Client:
+        """γ_i ← γ_i − share·α(v − w)."""
+        return Client(tree.map(lambda c, d: c - share * (self.alpha * d), client.gamma, upload))
+
     def aggregate(self, server: Server, mean_upload: Params, cohort_size: int) -> Server:
         """h ← h − α/M Σ_S (v_i − w), then w ← mean_S v_i − h/α."""
         share = self.alpha * cohort_size / server.num_clients
         h = tree.map(lambda h, d: h - share * d, server.h, mean_upload)
         w = tree.map(lambda w, d, h: w + d - h / self.alpha, server.w, mean_upload, h)
         return Server(w, h, server.num_clients)
+
+    def resize(self, server: Server, num_clients: int, leaving: Client | None = None) -> Server:
+        """h is the mean of the γ_i and stays it."""
+        h = tree.remean(server.h, server.num_clients, num_clients, leaving and leaving.gamma)
+        return Server(server.w, h, num_clients)
 
     def global_model(self, server: Server) -> Params:
         return server.w

@@ -47,6 +47,8 @@ class Client(NamedTuple):
 class Mixed(Phased[Server, Client]):
     """A global part plus a personal part, w + p_i, each with a regularizer given by its proximal operator."""
 
+    ledger: ClassVar[tuple[str, ...]] = ("gamma",)
+
     eta_g: float
     """The server's proximal step size η_g."""
 
@@ -98,12 +100,22 @@ class Mixed(Phased[Server, Client]):
 
         return scan(step, p, data.epochs(round.personal_epochs, phase=1))
 
+    def book(self, client: Client, upload: Payload, share: float) -> Client:
+        """γ_i ← γ_i − share·Δ/η_g."""
+        gamma = tree.map(lambda c, d: c - share * d / self.eta_g, client.gamma, upload)
+        return client._replace(gamma=gamma)
+
     def aggregate(self, server: Server, mean_upload: Params, cohort_size: int) -> Server:
         """γ̄ ← γ̄ + |S|/M mean_S(w − v_i)/η_g, then w ← prox(mean_S v_i − η_g γ̄)."""
         share = cohort_size / server.num_clients
         gamma = tree.map(lambda c, d: c - share * d / self.eta_g, server.gamma, mean_upload)
         z = tree.map(lambda w, d, c: w + d - self.eta_g * c, dense(server.w), mean_upload, gamma)
         return Server(self.prox_global(z), gamma, server.num_clients)
+
+    def resize(self, server: Server, num_clients: int, leaving: Client | None = None) -> Server:
+        """γ̄ ← (M γ̄ − γ_leaving)/M', so that it stays the mean of the duals; a new client's dual is zero."""
+        gamma = tree.remean(server.gamma, server.num_clients, num_clients, leaving and leaving.gamma)
+        return server._replace(gamma=gamma, num_clients=num_clients)
 
     def global_model(self, server: Server) -> Params:
         return dense(server.w)

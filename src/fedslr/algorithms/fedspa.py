@@ -98,6 +98,7 @@ class FedSpa(Algorithm[Server, Client]):
 
     name: ClassVar[str] = "fedspa"
     planned: ClassVar[bool] = True
+    addressing: ClassVar[tuple[str, ...]] = ("mask",)
 
     density: Annotated[float, fraction, "share of the parameters a client keeps"] = 0.5
     prune: Annotated[float, share, "share of the kept weights pruned in the first round; annealed to 0"] = 0.5

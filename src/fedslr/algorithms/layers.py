@@ -60,6 +60,9 @@ class _Divided(Algorithm[Server, Client]):
     def global_model(self, server: Server) -> None:
         return None
 
+    def received_model(self, payload: Payload) -> None:
+        return None
+
     def personal_model(self, task: Task, client: Client, payload: Params, data: LocalData) -> Params:
         return {**payload, **client.own}
 

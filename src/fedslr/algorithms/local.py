@@ -43,6 +43,9 @@ class Local(Algorithm[tuple[()], Client]):
     def global_model(self, server: tuple[()]) -> None:
         return None
 
+    def received_model(self, payload: Payload) -> None:
+        return None
+
     def personal_model(self, task: Task, client: Client, payload: Payload, data: LocalData) -> Params:
         return client.u
 

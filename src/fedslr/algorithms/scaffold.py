@@ -26,6 +26,7 @@ class Scaffold(Algorithm[Server, Client]):
     """Local SGD whose drift is corrected by control variates; they travel too, so it sends twice as much."""
 
     name: ClassVar[str] = "scaffold"
+    ledger: ClassVar[tuple[str, ...]] = ("c",)
 
     def init_server(self, w: Params, num_clients: int) -> Server:
         return Server(w, tree.zeros(w), num_clients)
@@ -51,16 +52,29 @@ class Scaffold(Algorithm[Server, Client]):
         change = tree.map(lambda c, d: -c - d / travelled, c, difference)
         return Client(tree.add(client.c, change)), {"w": difference, "c": change}
 
+    def book(self, client: Client, upload: Payload, share: float) -> Client:
+        """c_i ← c_i + share·(c_i⁺ − c_i)."""
+        return Client(tree.map(lambda c, d: c + share * d, client.c, upload["c"]))
+
     def aggregate(self, server: Server, mean_upload: Payload, cohort_size: int) -> Server:
         """w ← mean_S v_i, c ← c + 1/M Σ_S (c_i⁺ − c_i)."""
         share = cohort_size / server.num_clients
         c = tree.map(lambda c, d: c + share * d, server.c, mean_upload["c"])
         return Server(tree.add(server.w, mean_upload["w"]), c, server.num_clients)
 
+    def resize(self, server: Server, num_clients: int, leaving: Client | None = None) -> Server:
+        """c is the mean of the c_i and stays it."""
+        c = tree.remean(server.c, server.num_clients, num_clients, leaving and leaving.c)
+        return Server(server.w, c, num_clients)
+
     def global_model(self, server: Server) -> Params:
         return server.w
 
     def personal_model(self, task: Task, client: Client, payload: Payload, data: LocalData) -> Params:
+        w: Params = payload["w"]
+        return w
+
+    def received_model(self, payload: Payload) -> Params:
         w: Params = payload["w"]
         return w
 

@@ -111,6 +111,15 @@ def npz(path: Path) -> Federation:
     return _named(Federation.from_arrays(clients), path)
 
 
+def one_client(path: Path, num_classes: int) -> Federation:
+    """A single client: an npz file with x, y, x_test and y_test, or a folder that holds one."""
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    if len(files) != 1:
+        raise FedslrError(f"data: {path} has {len(files)} .npz files, expected one with {', '.join(PARTS)}")
+    arrays = _require(files[0], read_npz(files[0]), PARTS)
+    return _named(Federation.from_arrays([arrays], num_classes), path)
+
+
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of an npz file, without pickles and without bombs."""
     try:

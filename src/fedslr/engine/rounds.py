@@ -100,8 +100,7 @@ class Simulation:
 
     def _round(self) -> Record:
         s, before = self.settings, dict(self.seconds)
-        decay = s.lr_decay**self.done
-        round = Round(self.done, s.rounds, s.lr * decay, decay, s.epochs, s.personal_epochs)
+        round = s.round(self.done)
         sampled = self._cohort(self.done)
         record = Record(round=self.done + 1, lr=round.lr, clients=sampled)
 
@@ -122,7 +121,7 @@ class Simulation:
                 ) from error
         self.done += 1
         record.rank = self.algorithm.ranks(self.server)
-        if self.done % s.evaluate_every == 0 or self.done == s.rounds:
+        if s.is_evaluated(self.done):
             with self._timed("evaluate"):
                 record.add_evaluation(self.evaluate(), self.evaluated if s.evaluate_clients else None)
                 if self.diagnosed is not None:

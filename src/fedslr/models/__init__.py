@@ -34,12 +34,17 @@ def build(model: str | nn.Module, federation: Federation, seed: int) -> nn.Modul
             raise FedslrError(f"model: it cannot be copied: {_first_line(error)}") from error
     if not isinstance(model, str):
         raise FedslrError(f"model: got {model!r}, expected a name or an nn.Module")
-    make = find(model)
+    return make(model, federation.input_shape, federation.num_classes, seed)
+
+
+def make(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """A model by name for inputs of a shape, with weights drawn from the seed."""
+    maker = find(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = make(federation.input_shape, federation.num_classes)
+        made = maker(shape, classes)
     if not isinstance(made, nn.Module):
-        raise FedslrError(f"model.name: '{model}' gave a {type(made).__name__}, expected an nn.Module")
+        raise FedslrError(f"model.name: '{name}' gave a {type(made).__name__}, expected an nn.Module")
     return made
 
 

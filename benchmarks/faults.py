@@ -1,0 +1,181 @@
+"""What faults do to the books: the mismatch ‖γ̄ − mean γ_i‖ / ‖γ̄‖ after ten rounds of a deployment, or more.
+
+    python benchmarks/faults.py --json results/benchmarks/faults.json
+
+The real server and the real nodes with their real disks, messages handed over in one process; nodes and server are
+killed by SIGKILL in processes of their own. `simulated` says whether server and clients ended bit for bit where a
+simulation does whose cohorts are the clients that counted: no round was lost, and nothing was counted twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import report
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
+from conftest import make_federation
+from deployed import FORK, STEPS, Clock, Federation, Forked, Local, mismatch, recipe
+from fedslr.deploy.messages import TRAIN, Order
+from fedslr.deploy.server import Coordinator
+from test_deploy import assert_is_simulated
+
+METHODS = ("fedslr", "feddyn", "scaffold")
+MOMENTS = {
+    "received": "before training",
+    "booking": "after the acknowledgement",
+    "turning": "while it books or writes",
+    "booked": "after booking",
+    "trained": "after training",
+    "pending": "after its upload is on disk",
+    "answered": "after its upload was sent",
+}
+CLIENTS, ROUNDS, LONG, KILLS = 10, 10, 60, 20
+
+
+class Outcome:
+    """A federation after its faults, and how many there were."""
+
+    def __init__(self, federation: Federation, server: Coordinator, faults: int) -> None:
+        self.federation, self.server, self.faults = federation, server, faults
+
+
+def made(home: Path, method: str, post: type[Local] = Local, rounds: int = ROUNDS) -> Federation:
+    changes = [f"rounds={rounds}", "clients_per_round=5", "federation.minimum=2", "evaluate.every=5"]
+    return Federation(home, make_federation([8] * CLIENTS), recipe(method, CLIENTS, changes), post)
+
+
+def undisturbed(home: Path, method: str) -> Outcome:
+    federation = made(home, method)
+    return Outcome(federation, federation.run(), 0)
+
+
+def node_killed(step: str) -> Callable[[Path, str], Outcome]:
+    """Every node at this step of every order, once."""
+
+    def fault(home: Path, method: str) -> Outcome:
+        federation = made(home, method, Forked)
+        seen: set[tuple[int, str, int]] = set()
+
+        def once(node: Any, order: Order) -> str | None:
+            key = (node.client, order.kind, order.round)
+            if key in seen:
+                return None
+            seen.add(key)
+            return step
+
+        federation.post.kill = once
+        server = federation.run(clock=Clock(0.01))
+        return Outcome(federation, server, federation.post.deaths)
+
+    return fault
+
+
+def server_killed(home: Path, method: str) -> Outcome:
+    """Enough rounds that none of its lives sees the last one."""
+    federation = made(home, method, rounds=LONG)
+    rng = random.Random(0)
+    for _ in range(KILLS):
+        process = FORK.Process(target=lambda: federation.run(clock=time.monotonic))
+        process.start()
+        time.sleep(rng.uniform(0.02, 0.35))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    return Outcome(federation, federation.run(), KILLS)
+
+
+def messages(fate: Callable[[list[Any], str, Any], list[Any]]) -> Callable[[Path, str], Outcome]:
+    """Something happens to uploads; it is counted by how many answers differ from one."""
+
+    def fault(home: Path, method: str) -> Outcome:
+        federation = made(home, method)
+        past, faults = list[Any](), [0]
+
+        def happen(identity: str, order: Order, fields: Any) -> Any:
+            if order.kind != TRAIN:
+                return [(identity, fields)]
+            answers = fate(past, identity, fields)
+            past.append((identity, fields))
+            faults[0] += answers != [(identity, fields)]
+            return answers
+
+        federation.post.fate = happen
+        return Outcome(federation, federation.run(), faults[0])
+
+    return fault
+
+
+def store_lost(home: Path, method: str) -> Outcome:
+    federation = made(home, method)
+    server, faults = federation.server(federation.asked), 0
+    for record in server.rounds():
+        for client in record.clients[:1]:
+            shutil.rmtree(home / f"node-{client}")
+            faults += 1
+    for client in server.members:
+        if not (home / f"node-{client}" / "page.json").exists():
+            federation.post.nodes_by_identity[f"key-{client}"].handle(server._enrol_order(server.members[client]))
+    server.folder.close()
+    return Outcome(federation, server, faults)
+
+
+FAULTS: dict[str, Callable[[Path, str], Outcome]] = {
+    "none": undisturbed,
+    **{f"node killed {MOMENTS[step]}": node_killed(step) for step in STEPS},
+    "server killed at random moments": server_killed,
+    "every upload twice": messages(lambda past, who, fields: [(who, fields)] * 2),
+    "uploads of older rounds again": messages(lambda past, who, fields: [*past[-8:], (who, fields)]),
+    "30 % stragglers": messages(lambda past, who, fields: [] if len(past) % 10 in (1, 4, 8) else [(who, fields)]),
+    "a node's store lost after every round": store_lost,
+}
+
+
+def is_simulated(outcome: Outcome) -> bool:
+    try:
+        assert_is_simulated(outcome.federation, outcome.server)
+    except AssertionError:
+        return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", help="also write the figures to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    for name, fault in FAULTS.items():
+        row: dict[str, Any] = {"fault": name, "faults": 0}
+        simulated, rounds = [], []
+        for method in METHODS:
+            with tempfile.TemporaryDirectory(prefix="fedslr-faults-") as folder:
+                outcome = fault(Path(folder), method)
+                row["faults"] += outcome.faults
+                row[method] = mismatch(outcome.federation, outcome.server)
+                simulated.append(is_simulated(outcome))
+                rounds.append(outcome.server.done)
+        row["rounds"] = min(rounds)
+        # Who loses its store loses its personal part too; only the books come back.
+        row["simulated"] = "yes" if all(simulated) else "books only" if fault is store_lost else "no"
+        rows.append(row)
+        report.show([row])
+    report.finish("faults", rows, args.json)
+
+
+if __name__ == "__main__":
+    main()

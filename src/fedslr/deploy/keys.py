@@ -1,0 +1,122 @@
+"""Certificates and keys of a federation: an authority of its own, the server's certificate, a key for every node."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fedslr.errors import FedslrError
+from fedslr.store import write_durably
+
+LIFE = datetime.timedelta(days=825)
+"""As long as certificates are commonly believed."""
+
+
+def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
+    """ca.crt for everybody, server.crt and server.key for the SuperLink. The authority's key is kept nowhere."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _refuse_to_overwrite(folder / "ca.crt", folder / "server.key", folder / "server.crt")
+    authority, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedslr federation")])
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    root = (
+        _certificate(issuer, issuer, authority.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    names = [_name(host) for host in hosts]
+    server = (
+        _certificate(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "SuperLink")]), issuer, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    plain = serialization.NoEncryption()
+    pem = serialization.Encoding.PEM
+    _write_secret(folder / "server.key", key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    write_durably(folder / "server.crt", server.public_bytes(pem))
+    write_durably(folder / "ca.crt", root.public_bytes(pem))
+
+
+def make_node_key(path: Path) -> Path:
+    """A node's private key; its public key, to be registered, is beside it."""
+    public = path.with_name(path.name + ".pub")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _refuse_to_overwrite(path, public)
+    key = ec.generate_private_key(ec.SECP384R1())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    _write_secret(path, secret)
+    form = serialization.PublicFormat.OpenSSH
+    write_durably(public, key.public_key().public_bytes(serialization.Encoding.OpenSSH, form) + b"\n")
+    return public
+
+
+def registered_key(folder: Path, client: int) -> bytes:
+    """The public key of a client, as the SuperLink has it; a FedslrError if there is none."""
+    path = folder / f"{client}.pub"
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise FedslrError(f"federation.keys: {path} is no public key: {error}") from None
+    data: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return data
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        # Clocks of machines differ a little.
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + LIFE)
+    )
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _refuse_to_overwrite(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise FedslrError(f"{path} is already there; choose another folder, or remove it first")
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    """A file that only its owner reads."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

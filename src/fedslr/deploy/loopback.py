@@ -1,0 +1,244 @@
+"""A whole federation on one machine, as several would be: a SuperLink with TLS that knows its nodes by their keys,
+SuperNodes with a folder of data each, and everything stopped at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedslr import config
+from fedslr.data import share_out
+from fedslr.data.federation import PARTS, ClientData
+from fedslr.deploy import keys, options
+from fedslr.deploy.server import FAILURE
+from fedslr.errors import FedslrError
+from fedslr.record import read_records
+from fedslr.report import percent
+
+CONNECTION = "fedslr"
+PATIENCE = 30
+"""Seconds that a SuperLink may take to come up."""
+
+GRACE = 5
+"""Seconds that a process may take to end by itself."""
+
+GUARD = '(while kill -0 "$0"; do sleep 1; done; kill -- -$$) >/dev/null 2>&1 & '
+"""Ends a process and all that it started when the one that started it is gone, however it went."""
+ONCE, AGAIN = '"$@"', 'until "$@"; do sleep 8; done'
+"""What a supervisor does."""
+
+APP = """[project]
+name = "fedslr-federation"
+version = "1.0.0"
+description = "The two apps of fedslr"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedslr"
+
+[tool.flwr.app.components]
+serverapp = "fedslr.deploy.flower:server"
+clientapp = "fedslr.deploy.flower:client"
+
+[tool.flwr.app.config]
+recipe = ""
+out = ""
+"""
+
+
+def program(name: str) -> str:
+    """One of Flower's programs, preferably of this environment."""
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        raise FedslrError(f"{name} is not installed; pip install 'fedslr[deploy]'")
+    return found
+
+
+def environment(home: Path, **changes: str) -> dict[str, str]:
+    """What Flower's programs need: no telemetry, nothing installed behind one's back, a folder of their own."""
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        **changes,
+    }
+
+
+def write_app(folder: Path) -> Path:
+    """The app that SuperLinks and SuperNodes are asked to run: it only names the two in fedslr."""
+    app = folder / "app"
+    app.mkdir(parents=True, exist_ok=True)
+    (app / "pyproject.toml").write_text(APP)
+    return app
+
+
+def submit(folder: Path, connection: str, recipe: str, out: Path, env: Mapping[str, str]) -> str:
+    """Ask a SuperLink to run a federation; what `flwr run` said."""
+    app = write_app(folder)
+    settings = folder / "run.toml"
+    settings.write_text("".join(f"{k} = {config.toml_value(v)}\n" for k, v in (("recipe", recipe), ("out", str(out)))))
+    return call([program("flwr"), "run", str(app), connection, "--run-config", str(settings)], env)
+
+
+def call(command: list[str], env: Mapping[str, str]) -> str:
+    done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = " ".join(f"{done.stdout} {done.stderr}".split())[-300:]
+        raise FedslrError(f"{Path(command[0]).name} {command[1]} failed: {said}")
+    return done.stdout
+
+
+def write_data(path: Path, data: ClientData) -> None:
+    """A client's data as a node reads them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **{part: getattr(data, part).numpy() for part in PARTS})
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody uses."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+class Loopback:
+    """The processes of a federation on this machine. Leaving it stops all of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self.home, self.keys, self.logs = (self.folder / name for name in ("flower", "keys", "logs"))
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        (self.port,) = free_ports(1)
+        # A look for work every fifth of a second: otherwise most of a small round is waiting.
+        self.env = environment(self.home, FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.2", OMP_NUM_THREADS="1")
+
+    def __enter__(self) -> Loopback:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(exist_ok=True)
+        if not (self.keys / "ca.crt").exists():
+            keys.make_certificates(self.keys, ["127.0.0.1", "localhost"])
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for name in list(self.processes):
+            self.stop(name)
+
+    def start_superlink(self) -> None:
+        """The SuperLink, with TLS and node authentication; what it knows of nodes is on the disk."""
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
+        )
+        command = [program("flower-superlink"), "--enable-supernode-auth", "--host", "127.0.0.1"]
+        command += ["--port", str(self.port), "--database", str(self.home / "superlink.sqlite")]
+        for option, file in (("certfile", "server.crt"), ("keyfile", "server.key"), ("ca-certfile", "ca.crt")):
+            command += [f"--ssl-{option}", str(self.keys / file)]
+        self._start("superlink", command, ONCE)
+        until = time.monotonic() + PATIENCE
+        while not _listens(self.port):
+            if self.processes["superlink"].poll() is not None or time.monotonic() > until:
+                raise FedslrError(f"the SuperLink did not start; see {self.logs / 'superlink.log'}")
+            time.sleep(0.1)
+
+    def register(self, name: str) -> None:
+        """A key for a node, and the SuperLink told of it."""
+        public = self.keys / f"{name}.pub"
+        if not public.exists():
+            keys.make_node_key(self.keys / name)
+            call([program("flwr"), "supernode", "register", str(public), CONNECTION], self.env)
+
+    def start_node(self, name: str, client: int, data: Path, store: Path) -> None:
+        """A SuperNode, started again if it fails: after one was killed, Flower lets it in only a minute later."""
+        (port,) = free_ports(1)
+        settings = f'client={client} data="{data}" store="{store}"'
+        command = [program("flower-supernode"), "--superlink", f"127.0.0.1:{self.port}"]
+        command += ["--root-certificates", str(self.keys / "ca.crt"), "--port", str(port)]
+        command += ["--auth-supernode-private-key", str(self.keys / name), "--node-config", settings]
+        self._start(name, command, AGAIN)
+
+    def submit(self, recipe: str, out: Path) -> str:
+        return submit(self.folder, CONNECTION, recipe, out, self.env)
+
+    def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """End a process and all that it started."""
+        process = self.processes.pop(name)
+        until = time.monotonic() + GRACE
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+            while time.monotonic() < until:
+                process.poll()
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _start(self, name: str, command: list[str], how: str) -> None:
+        guarded = ["sh", "-c", GUARD + how, str(os.getpid()), *command]
+        with (self.logs / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                guarded, env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as s:
+        s.settimeout(1)
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Three nodes on handwritten digits, from certificates to the end; the records of the run."""
+    asked = options.demo() if rounds is None else options.demo([f"rounds={rounds}"])
+    run = folder / "run"
+    if run.exists() and not resume:
+        raise FedslrError(f"out: {folder} already holds a federation; resume it (--resume) or choose another folder")
+    if resume and not run.exists():
+        raise FedslrError(f"resume: {folder} holds no federation to resume")
+    clients = share_out(asked.recipe.data).clients
+    with Loopback(folder) as federation:
+        say("starting a SuperLink with TLS and node authentication")
+        federation.start_superlink()
+        for number, data in enumerate(clients):
+            home = federation.folder / f"node-{number}"
+            write_data(home / "data" / "data.npz", data)
+            federation.register(f"{number}")
+            federation.start_node(f"{number}", number, home / "data", home / "store")
+            say(f"node {number}: {len(data.y)} samples in {home / 'data'}, state in {home / 'store'}")
+        (run / FAILURE).unlink(missing_ok=True)
+        federation.submit("" if resume else asked.to_toml(), run.resolve())
+        return follow(run, asked.recipe.settings.rounds, say)
+
+
+def follow(run: Path, rounds: int, say: Callable[[str], None], limit: float = 3600) -> list[dict[str, Any]]:
+    """Wait for a run on this machine to end, a line for every round."""
+    told, until = 0, time.monotonic() + limit
+    while time.monotonic() < until:
+        records = read_records(run) if (run / "metrics.jsonl").exists() else []
+        for record in records[told:]:
+            shown = record.get("accuracy_personal")
+            accuracy = "" if shown is None else f"  personal accuracy {percent(shown)}"
+            say(f"round {record['round']}/{rounds}  clients {record['clients']}  {record['seconds']:.1f} s{accuracy}")
+        told = max(told, len(records))
+        if (run / FAILURE).exists():
+            raise FedslrError((run / FAILURE).read_text().strip())
+        if (run / "summary.json").exists() and told >= rounds:
+            return records
+        time.sleep(0.5)
+    raise FedslrError(f"{run}: the run did not end in {limit:g} seconds")

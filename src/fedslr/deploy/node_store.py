@@ -1,0 +1,145 @@
+"""What a node keeps on its disk, so that it can be killed at any moment.
+
+    STORE/
+      page.json                     the run, the client, the head of its chain, and the names of the files that count
+      state-000012.safetensors      the client's state, everything booked that was counted
+      trained-000013.safetensors    an upload that waits: the state after its training, its ledger not yet booked,
+      upload-000013.bin             and the very bytes that were, or will be, sent
+      start-000001.safetensors      the initial model
+      personal-000014.safetensors   the personal model of the last evaluation, for `fedslr predict`
+
+Files are never changed. New ones are written first, then the page is renamed into place: that is the one moment in
+which anything happens. What no page names is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedslr.errors import CheckpointError
+from fedslr.store import Entry, read_tree, read_verified, sync_folder, write_durably, write_tree, write_whole
+from fedslr.tree import Tree
+
+FORMAT = 1
+PAGE = "page.json"
+OURS = re.compile(
+    r"\.?(start|state|trained|upload|personal)-\d+\.(safetensors|bin)(\.\d+\.tmp)?|\.page\.json\.\d+\.tmp"
+)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An upload whose fate the node does not know yet."""
+
+    round: int
+    attempt: int
+    base: str
+    """Digest of the broadcast it was trained from."""
+    digest: str
+    trained: Entry
+    upload: Entry
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that counts of a node, at one moment."""
+
+    run: str
+    client: int
+    recipe: str
+    head: str
+    start: Entry
+    state: Entry
+    pending: Pending | None = None
+    personal: Entry | None = None
+    seen: tuple[int, int] = (0, 0)
+    """Round and attempt of the latest order."""
+    serial: int = 0
+    """How many pages came before."""
+
+    def files(self) -> set[str]:
+        waiting = (self.pending.trained, self.pending.upload) if self.pending else ()
+        return {e.file for e in (self.start, self.state, self.personal, *waiting) if e is not None}
+
+
+class NodeStore:
+    """The files of one node. `read` says where it stands; each `turn` is one atomic step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self) -> Page | None:
+        """The page, if there is one; a CheckpointError if it is damaged."""
+        path = self.folder / PAGE
+        try:
+            fields = json.loads(path.read_bytes())
+            if fields.pop("digest") != _digest(fields) or fields.pop("format") != FORMAT:
+                raise ValueError("its digest does not match")
+            return _page(fields)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{path} is damaged: {error}; move {self.folder} away, the server restores"
+            ) from error
+
+    def write(self, page: Page | None, kind: str, tree: Tree) -> Entry:
+        """A new file; it counts from the next turn on."""
+        return write_tree(self._path(page, kind, "safetensors"), tree, write_whole)
+
+    def write_bytes(self, page: Page | None, kind: str, data: bytes) -> Entry:
+        path = self._path(page, kind, "bin")
+        write_whole(path, data)
+        return Entry(path.name, hashlib.sha256(data).hexdigest())
+
+    def turn(self, page: Page) -> Page:
+        """From here on this page counts, and only what it names is kept."""
+        page = replace(page, serial=page.serial + 1)
+        fields = {"format": FORMAT, **asdict(page)}
+        sync_folder(self.folder)
+        write_durably(self.folder / PAGE, json.dumps({**fields, "digest": _digest(fields)}, indent=1).encode())
+        self._tidy(page.files())
+        return page
+
+    def tree(self, entry: Entry) -> Tree:
+        return read_tree(self.folder, entry)
+
+    def bytes(self, entry: Entry) -> bytes:
+        return read_verified(self.folder, entry)
+
+    def _path(self, page: Page | None, kind: str, suffix: str) -> Path:
+        serial = 1 if page is None else page.serial + 1
+        return self.folder / f"{kind}-{serial:06d}.{suffix}"
+
+    def _tidy(self, named: set[str]) -> None:
+        for path in self.folder.iterdir():
+            if OURS.fullmatch(path.name) and path.name not in named:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _page(fields: dict[str, Any]) -> Page:
+    pending = fields["pending"]
+    if pending is not None:
+        pending = Pending(**{**pending, "trained": Entry(*pending["trained"]), "upload": Entry(*pending["upload"])})
+    personal = fields["personal"]
+    return Page(
+        **{
+            **fields,
+            "start": Entry(*fields["start"]),
+            "state": Entry(*fields["state"]),
+            "personal": None if personal is None else Entry(*personal),
+            "pending": pending,
+            "seen": tuple(fields["seen"]),
+        }
+    )

@@ -1,0 +1,51 @@
+"""Inference on a node, with the personal model its store keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedslr.data import own
+from fedslr.data.normalization import UNIT
+from fedslr.deploy import options
+from fedslr.deploy.node_store import NodeStore
+from fedslr.errors import FedslrError
+
+CHUNK = 1024
+"""Inputs per forward pass."""
+
+
+@torch.no_grad()
+def scores(store: Path, x: Tensor) -> Tensor:
+    """The personal model's score of every class for every input."""
+    kept = NodeStore(store)
+    page = kept.read() if store.is_dir() else None
+    if page is None:
+        raise FedslrError(f"--store: {store} is no node's store")
+    if page.personal is None:
+        raise FedslrError(f"--store: {store} has no personal model yet; it has one after the first evaluation")
+    asked = options.from_text(page.recipe)
+    if tuple(x.shape[1:]) != asked.options.shape:
+        got = "x".join(map(str, x.shape[1:]))
+        raise FedslrError(f"x: inputs are {got or 'single numbers'}, the model takes {asked.options.inputs}")
+    task, params = asked.task(), kept.tree(page.personal)
+    first = next(task.model.parameters())
+    shown = UNIT(x, first.dtype) if x.dtype == torch.uint8 else x
+    parts = shown.to(first.device, first.dtype if shown.is_floating_point() else shown.dtype).split(CHUNK)
+    return torch.cat([task.outputs({k: p.to(first.device) for k, p in params.items()}, part).cpu() for part in parts])
+
+
+def read_inputs(path: Path) -> Tensor:
+    """The array of a .npy file, or `x` of a .npz file."""
+    if path.suffix == ".npy":
+        try:
+            return torch.from_numpy(np.load(path, allow_pickle=False))
+        except (OSError, ValueError) as error:
+            raise FedslrError(f"{path}: cannot be read as an array: {error}") from None
+    arrays = own.read_npz(path)
+    if "x" not in arrays:
+        raise FedslrError(f"{path}: lacks the array 'x'")
+    return torch.from_numpy(arrays["x"])

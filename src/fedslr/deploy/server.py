@@ -1,0 +1,608 @@
+"""The server of a deployed federation. It samples, asks, validates, counts and commits; nothing here knows Flower.
+
+A round is tried until enough uploads came before its deadline. Nothing of it exists until the one transaction that ends
+it; then every upload in it is counted for good, and the next order to its node says so. Whatever a node sends is looked
+at before it counts: what is wrong is said and left out, and the round goes on with the others.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from fedslr import api, schema, tree, wire
+from fedslr.config import DEFAULT_COHORT, difference
+from fedslr.deploy import options
+from fedslr.deploy.ledger import Counted, Ledger, Member
+from fedslr.deploy.messages import (
+    ANYBODY,
+    DONE,
+    ENROL,
+    EVALUATE,
+    LOST,
+    TRAIN,
+    Order,
+    Report,
+    digest,
+    first_head,
+    next_head,
+    quoted,
+)
+from fedslr.deploy.options import Deployment
+from fedslr.engine import cohort
+from fedslr.errors import FedslrError, WireError
+from fedslr.matrix import LowRank
+from fedslr.metrics import Evaluation, Sizes, parameters
+from fedslr.record import Record, RunFolder
+from fedslr.report import write_report
+from fedslr.store import plain, restore, size
+from fedslr.tree import Tree
+from fedslr.types import Algorithm
+
+FAILURE = "failure.txt"
+"""In the run folder: why the last start of the server ended before the run did."""
+PHASES = ("train", "aggregate", "evaluate")
+GREETING = 60
+"""Seconds after which a node that could not take part is asked again."""
+STEPS = ("opened", "received", "closing", "committed", "evaluated")
+"""The moments of a server's work, for those who want to look at one."""
+
+
+class Post(Protocol):
+    """Who carries the messages."""
+
+    def nodes(self) -> Iterable[str]:
+        """The identities of all nodes that can be reached."""
+        ...
+
+    def send(self, identity: str, order: Order) -> None:
+        """Have an order delivered; the last one to a node replaces those before it."""
+        ...
+
+    def receive(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        """Whatever came in since: who sent it, and its fields. It may wait a little where there is nothing."""
+        ...
+
+
+class Upload(NamedTuple):
+    """An upload that will count."""
+
+    tree: Tree
+    address: Tree
+    digest: str
+    share: float
+    size: wire.Size
+
+
+@dataclass
+class Question:
+    """What was asked of some clients, and what they answered."""
+
+    kind: str
+    round: int
+    attempt: int
+    waiting: set[int]
+    record: Record | None = None
+    uploads: dict[int, Upload] = field(default_factory=dict)
+    evaluations: dict[int, Report] = field(default_factory=dict)
+    enrolled: set[int] = field(default_factory=set)
+    """Clients that had lost their books."""
+
+    def is_answered_by(self, report: Report) -> bool:
+        return (report.kind, report.round, report.attempt) == (self.kind, self.round, self.attempt)
+
+
+class _Stale(WireError):
+    """A message that is not an answer to what was last asked."""
+
+
+class Coordinator:
+    """A federation's server, from its run folder."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        asked: Deployment | None,
+        post: Post,
+        say: Callable[[str], None] = lambda text: None,
+        at: Callable[[str], None] = lambda step: None,
+        clock: Callable[[], float] = time.monotonic,
+        registered: Callable[[int], str | None] = lambda number: None,
+    ) -> None:
+        self.folder, self.post, self.say, self.at, self.clock = folder, post, say, at, clock
+        self.registered = registered
+        self.ledger = Ledger(folder.path)
+        self.asked = self._same_run(asked) if self.ledger.exists else self._first_run(asked)
+        self.options, self.settings = self.asked.options, self.asked.recipe.settings
+        self.algorithm: Algorithm[Any, Any] = self.asked.recipe.algorithm
+        self.run = str(self.ledger.fact("run"))
+        self.done = int(self.ledger.fact("done"))
+        self.start = self.ledger.tree("start")
+        self.fresh = self.algorithm.init_client(self.start)
+        fresh_server = self.algorithm.init_server(self.start, 1)
+        self.server = restore(type(fresh_server), self.ledger.tree("server"))
+        self.members = self.ledger.members()
+        self.seconds = {**dict.fromkeys(PHASES, 0.0), **(self.ledger.fact("seconds") or {})}
+        self.begun = self.done > 0 or len(self.members) >= self.num_clients
+        self.notes: dict[int, str] = {}
+        self.refused: deque[str] = deque(maxlen=1000)
+        """What was wrong with the last messages that did not count."""
+        self.open: Question | None = None
+        self._newcomers: dict[int, tuple[str, int]] = {}
+        self._greeted: dict[str, float] = {}
+        self._announce()
+        self._restore_records()
+
+    # --- the run and its folder --------------------------------------------------------------------------------------
+
+    def _first_run(self, asked: Deployment | None) -> Deployment:
+        if asked is None:
+            raise FedslrError(f"resume: {self.folder.path} holds no federation to resume")
+        start = asked.task().params()
+        num_clients = asked.recipe.data.clients
+        server = asked.recipe.algorithm.init_server(start, num_clients)
+        start = wire.to_device(start, "cpu")
+        server = wire.to_device(plain(server), "cpu")
+        self.ledger.create(secrets.token_hex(8), asked.to_toml(), start, server, num_clients)
+        return asked
+
+    def _same_run(self, asked: Deployment | None) -> Deployment:
+        """The run in the folder; what is asked for may differ in what changes no round already made."""
+        kept = options.from_text(self.ledger.fact("recipe"))
+        if asked is None:
+            return kept
+        fixed = {"rounds"} if kept.recipe.algorithm.planned else set()
+        if changed := difference(kept.recipe.to_toml(), asked.recipe.to_toml(), fixed):
+            raise FedslrError(f"resume: this is not the run in {self.folder.path}: {changed}")
+        if kept.options.shape != asked.options.shape or kept.options.classes != asked.options.classes:
+            raise FedslrError(f"resume: this is not the run in {self.folder.path}: inputs or classes changed")
+        self.ledger.change_recipe(asked.to_toml())
+        return asked
+
+    def _restore_records(self) -> None:
+        """metrics.jsonl says what the ledger says; the last line waits for its evaluation."""
+        self.folder.write_config(self.asked.recipe.to_toml())
+        self.folder.rewind(None)
+        for record in self.ledger.records()[: self.done if self._is_evaluated() else self.done - 1]:
+            self.folder.append(Record(**record))
+
+    def _is_evaluated(self) -> bool:
+        return self.ledger.is_evaluated(self.done) or not self.settings.is_evaluated(self.done)
+
+    @property
+    def num_clients(self) -> int:
+        return int(self.ledger.fact("num_clients"))
+
+    # --- the walk of a run -------------------------------------------------------------------------------------------
+
+    def rounds(self) -> Iterator[Record]:
+        """Run what is left of the run, a record for every finished round."""
+        self._gather()
+        if not self._is_evaluated():
+            yield self._evaluate()
+        while self.done < self.settings.rounds:
+            self._greet()
+            self._change_members()
+            record = self._round()
+            yield self._evaluate() if self.settings.is_evaluated(self.done) else self._note(record)
+
+    def _note(self, record: Record) -> Record:
+        self.folder.append(record)
+        return record
+
+    def _gather(self) -> None:
+        """Before the first round, all clients have to be there; later, as many as a round needs."""
+        until = self.clock() + self.options.deadline * self.options.attempts
+        while not self.begun:
+            self._greet()
+            self._listen()
+            if not self.begun and self.clock() > until:
+                raise FedslrError(
+                    f"clients: {len(self.members)} of {self.num_clients} came; start the other nodes, then resume"
+                )
+
+    def _greet(self) -> None:
+        """Ask every node that is not known which client it is."""
+        known = {m.identity for m in self.members.values()} | {who for who, _ in self._newcomers.values()}
+        known |= set(self.ledger.removed())
+        for identity in self.post.nodes():
+            last = self._greeted.get(identity)
+            if identity not in known and (last is None or self.clock() > last + GREETING):
+                self._greeted[identity] = self.clock()
+                self.post.send(identity, self._enrol_order(None))
+
+    def _change_members(self) -> None:
+        """Between rounds: clients leave with their share of what the server mirrors, new ones begin with nothing."""
+        self.members = self.ledger.members()
+        for member in [m for m in self.members.values() if m.leaving]:
+            if len(self.members) == 1:
+                raise FedslrError(f"client {member.number} is the last one; a federation needs at least one")
+            self._resize(len(self.members) - 1, self._mirrored(member))
+            self.ledger.remove(member.number, plain(self.server), self.num_clients - 1)
+            self.members = self.ledger.members()
+            self.say(f"client {member.number} left; {len(self.members)} are here")
+        for number, (identity, examples) in self._newcomers.items():
+            member = Member(number, identity, examples, first_head(self.run, number), 0.0, None, False)
+            self._resize(len(self.members) + 1)
+            self.ledger.add(member, plain(self.server), self.num_clients + 1)
+            self.members = self.ledger.members()
+            self.say(f"client {number} joined; {len(self.members)} are here")
+        self._newcomers.clear()
+
+    def _resize(self, num_clients: int, leaving: Any = None) -> None:
+        self.server = self.algorithm.resize(self.server, num_clients, leaving)
+        self._announce()
+
+    # --- a round -----------------------------------------------------------------------------------------------------
+
+    def _round(self) -> Record:
+        before = dict(self.seconds)
+        record = Record(round=self.done + 1, lr=self.settings.round(self.done).lr, clients=[])
+        sampled = self._sample()
+        needed = self.options.needed(len(sampled))
+        for _ in range(self.options.attempts):
+            with self._timed("train"):
+                asked = self._ask(TRAIN, self.ledger.next_attempt(), sampled, record)
+            if len(asked.uploads) >= needed:
+                return self._close(asked, sampled, record, before)
+            self.say(f"round {self.done + 1}: {len(asked.uploads)} of {needed} uploads came in time; asking again")
+        raise FedslrError(
+            f"round {self.done + 1}: fewer than {needed} uploads in {self.options.attempts} attempts; "
+            "resume when the nodes are back"
+        )
+
+    def _sample(self) -> list[int]:
+        numbers = list(self.members)
+        size = min(self.settings.clients_per_round or DEFAULT_COHORT, len(numbers))
+        examples = [m.examples for m in self.members.values()]
+        select = cohort.SELECTIONS[self.settings.selection]
+        return [numbers[i] for i in cohort.draw(select, size, examples, self.settings.seed, self.done)]
+
+    def _ask(self, kind: str, attempt: int, clients: list[int], record: Record | None = None) -> Question:
+        """Send every client its order and listen until all have answered or the deadline is over."""
+        question = self.open = Question(kind, self.done, attempt, set(clients), record)
+        for client in clients:
+            self._order(client, question)
+        if kind == EVALUATE:
+            # A round needs its clients; an evaluation does without those who are not there.
+            here = set(self.post.nodes())
+            question.waiting = {c for c in clients if self.members[c].identity in here}
+        self.at("opened")
+        until = self.clock() + self.options.deadline
+        while question.waiting and self.clock() < until:
+            self._greet()
+            self._listen()
+        self.open = None
+        return question
+
+    def _listen(self) -> None:
+        for identity, fields in self.post.receive():
+            self.receive(identity, fields)
+
+    def _close(self, asked: Question, sampled: list[int], record: Record, before: dict[str, float]) -> Record:
+        """Aggregate what came, in the order of the cohort, and commit."""
+        self.at("closing")
+        counted = [c for c in sampled if c in asked.uploads]
+        with self._timed("aggregate"):
+            server, encoded = self._aggregate([(c, asked.uploads[c]) for c in counted])
+            entries = [self._entry(c, asked) for c in counted]
+        record.clients = counted
+        record.missing = [c for c in sampled if c not in asked.uploads] or None
+        record.rank = self.algorithm.ranks(server)
+        record.seconds_by = {p: round(self.seconds[p] - before[p], 6) for p in PHASES}
+        record.seconds = round(sum(record.seconds_by.values()), 6)
+        self.ledger.commit(self.done + 1, plain(server), entries, _line(record), self.seconds)
+        self.at("committed")
+        self.done += 1
+        self.server, self.members = server, self.ledger.members()
+        self._announce(encoded)
+        return record
+
+    def _aggregate(self, uploads: list[tuple[int, Upload]]) -> tuple[Any, wire.Message]:
+        """The server after the round, and what it then has to say."""
+        mean = tree.Mean()
+        for client, upload in uploads:
+            counted = upload.tree if upload.share == 1 else _scaled(upload.tree, upload.share)
+            mean.add(counted, self.algorithm.weight(self.members[client].examples))
+        try:
+            server = self.algorithm.aggregate(self.server, mean.value(), len(uploads))
+            return server, _encode(self.algorithm.broadcast(server))
+        except (WireError, LinAlgError) as error:
+            why = str(error).splitlines()[0]
+            raise FedslrError(
+                f"round {self.done + 1}: the global model diverged: {why}; lower lr or eta_g, or set norm_bound"
+            ) from error
+
+    def _entry(self, client: int, asked: Question) -> Counted:
+        """An upload in the books: its place in the client's chain, and what the client now has to have."""
+        member, upload = self.members[client], asked.uploads[client]
+        head = next_head(member.head, asked.round, asked.attempt, upload.digest, upload.share)
+        account: Tree = {}
+        if self.algorithm.ledger or self.algorithm.addressing:
+            state = self.algorithm.book(self._mirrored(member), upload.tree, upload.share)
+            account = {name: getattr(state, name) for name in self.algorithm.ledger} | upload.address
+        return Counted(client, asked.round, asked.attempt, upload.digest, upload.share, head, account)
+
+    def _mirrored(self, member: Member) -> Any:
+        """A client with what the server mirrors of it; all else is as it began."""
+        account = self.ledger.account(member)
+        return self.fresh._replace(**account) if account else self.fresh
+
+    def _announce(self, encoded: wire.Message | None = None) -> None:
+        """What is sent to all, and what they make of it."""
+        self.broadcast = self.algorithm.broadcast(self.server)
+        self.encoded = encoded or _encode(self.broadcast)
+        self.payload = wire.unfold(wire.decode(self.encoded.data)) if self.encoded.data else {}
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    def _order(self, client: int, question: Question) -> None:
+        """Send a client what is asked of it, and what was counted of it."""
+        member, message = self.members[client], self.encoded
+        if member.identity is None:
+            return
+        if question.kind == TRAIN and self.algorithm.addressing:
+            mine = self.algorithm.addressed(self.broadcast, self._mirrored(member))
+            message = self.encoded if mine is self.broadcast else _encode(mine)
+        if question.record is not None:
+            question.record.count_down(message.size)
+        order = Order(
+            question.kind,
+            self.run,
+            client,
+            question.round,
+            question.attempt,
+            member.head,
+            member.share,
+            message.data,
+            self.notes.pop(client, ""),
+        )
+        self.post.send(member.identity, order)
+
+    def _enrol_order(self, member: Member | None) -> Order:
+        """For a node nobody knows, or for a known client that lost its books."""
+        account = {} if member is None else self.ledger.account(member)
+        return Order(
+            ENROL,
+            self.run,
+            ANYBODY if member is None else member.number,
+            self.done,
+            0,
+            "" if member is None else member.head,
+            0.0 if member is None else member.share,
+            recipe=self.asked.to_toml(),
+            start=_encode(self.start).data,
+            account=_encode(account).data,
+        )
+
+    # --- reports -----------------------------------------------------------------------------------------------------
+
+    def receive(self, identity: str, fields: Mapping[str, Any]) -> None:
+        """Take a message for what it is; one that cannot count is said and left out."""
+        client = next((m.number for m in self.members.values() if m.identity == identity), None)
+        try:
+            report = Report.from_fields(fields)
+            if report.run != self.run:
+                raise _Stale("it is of another run")
+            if report.kind == ENROL:
+                self._take_enrolment(identity, client, report)
+            else:
+                self._take(identity, client, report)
+        except WireError as error:
+            who = "an unknown node" if client is None else f"client {client}"
+            self.refused.append(f"{who}: {error}")
+            self.say(f"a message of {who} ({identity[:16]}) does not count: {error}")
+            if client is not None and not isinstance(error, _Stale):
+                self.notes[client] = str(error)
+                if self.open is not None:
+                    self.open.waiting.discard(client)
+        self.at("received")
+
+    def _take_enrolment(self, identity: str, client: int | None, report: Report) -> None:
+        if client is not None and report.client != client:
+            raise WireError(f"it is client {client} but says it is client {report.client}")
+        if report.status != DONE:
+            raise WireError(f"it cannot take part: {quoted(report.reason)}")
+        if client is None:
+            self._admit(identity, report)
+        if self.open is not None and report.client in self.open.waiting:
+            self._order(report.client, self.open)
+
+    def _admit(self, identity: str, report: Report) -> None:
+        """A node that nobody knows says which client it is."""
+        number = report.client
+        if not (0 <= number < 2**31 and 0 < report.examples < 2**40):
+            raise WireError(f"there is no client {number} with {report.examples} examples")
+        member, expected = self.members.get(number), self.registered(number)
+        if expected is not None and expected != identity:
+            raise WireError(f"it says it is client {number}, which has another key")
+        if member is not None and member.identity is None:
+            self.ledger.bind(number, identity, report.examples)
+        elif member is not None or number in self._newcomers:
+            raise WireError(f"it says it is client {number}, which is another node")
+        elif not self.begun:
+            first = Member(number, identity, report.examples, first_head(self.run, number), 0.0, None, False)
+            self.ledger.add(first)
+            self.begun = len(self.members) + 1 >= self.num_clients
+        elif self.options.joining:
+            self._newcomers[number] = (identity, report.examples)
+        else:
+            raise WireError(f"it wants to join as client {number}, and joining = false")
+        self.members = self.ledger.members()
+
+    def _take(self, identity: str, client: int | None, report: Report) -> None:
+        if client is None:
+            raise _Stale("nobody knows this node")
+        if report.client != client:
+            raise WireError(f"it is client {client} but says it is client {report.client}")
+        question = self.open
+        if question is None or not question.is_answered_by(report):
+            raise _Stale(f"it answers round {report.round + 1}, attempt {report.attempt}, which is not open")
+        if client not in question.waiting:
+            raise _Stale("it was answered already, or not asked")
+        if report.status == LOST and client not in question.enrolled:
+            question.enrolled.add(client)
+            self.say(f"client {client} lost its books ({quoted(report.reason)}); it is enrolled again")
+            self.post.send(identity, self._enrol_order(self.members[client]))
+            return
+        if report.status != DONE:
+            raise WireError(f"it could not do its work: {quoted(report.reason)}")
+        if report.kind == TRAIN:
+            upload = question.uploads[client] = self._examine(report)
+            if question.record is not None:
+                question.record.count_up(upload.size)
+        else:
+            question.evaluations[client] = _plausible(report)
+        question.waiting.discard(client)
+
+    def _examine(self, report: Report) -> Upload:
+        """The upload of a report, if it is one that can be counted."""
+        limit, length = self._max_bytes(), len(report.payload) + len(report.address)
+        if length > limit:
+            raise WireError(f"it has {length} bytes, more than the {limit} allowed")
+        if digest(report.payload) != report.digest:
+            raise WireError("its digest does not match")
+        upload = self._decode("upload", report.payload, self.payload)
+        told = {name: getattr(self.fresh, name) for name in self.algorithm.addressing}
+        address = self._decode("address", report.address, told)
+        numbers = wire.measure(upload).numbers if upload else 0
+        return Upload(upload, address, report.digest, self._share(upload), wire.Size(len(report.payload), numbers))
+
+    def _decode(self, what: str, data: bytes, like: Tree) -> Tree:
+        numbers = 4 * sum(max(x.numel(), 1) for x in tree.leaves(like))
+        found = wire.decode(data, max_bytes=self._max_bytes(), max_numbers=numbers) if data else {}
+        _require_shape(found, like, what)
+        return wire.unfold(found)
+
+    def _max_bytes(self) -> int:
+        if self.options.max_bytes is not None:
+            return schema.in_bytes(self.options.max_bytes) or 0
+        return 2 * size(self.payload) + 2**16
+
+    def _share(self, upload: Tree) -> float:
+        """How much of an upload counts: all, unless it is longer than what is allowed."""
+        bound = self.options.norm_bound
+        if bound is None or not upload:
+            return 1.0
+        return min(1.0, bound / max(float(tree.norm(tree.map(Tensor.double, upload))), 1e-300))
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> Record:
+        """Every client's own and the global model on its own test data, as far as the clients can be reached."""
+        record = Record(**self.ledger.records()[-1])
+        numbers = list(self.members)
+        chosen = cohort.evaluated(self.settings.evaluate_clients, len(numbers), self.settings.seed)
+        asked = [numbers[i] for i in chosen]
+        before = self.seconds["evaluate"]
+        with self._timed("evaluate"):
+            answers = self._ask(EVALUATE, 0, asked).evaluations
+        found = [answers.get(c) for c in asked]
+        personal = [None if r is None or r.accuracy_personal < 0 else r.accuracy_personal for r in found]
+        shared = [None if r is None or r.accuracy_global < 0 else r.accuracy_global for r in found]
+        has_global = self.algorithm.received_model(self.payload) is not None
+        everybody = asked == list(range(len(numbers)))
+        record.add_evaluation(Evaluation(shared if has_global else None, personal), None if everybody else asked)
+        record.seconds_by["evaluate"] = round(self.seconds["evaluate"] - before, 6)
+        record.seconds = round(sum(record.seconds_by.values()), 6)
+        sizes = [r.parameters for r in found if r is not None]
+        self.ledger.evaluated(self.done, _line(record), sizes)
+        self.at("evaluated")
+        return self._note(record)
+
+    def sizes(self) -> Sizes:
+        """Numbers that the models of the last evaluation need."""
+        dense = sum(x.numel() for x in self.start.values())
+        shared = parameters(self.algorithm.shared(self.broadcast))
+        return Sizes(dense, shared, list(self.ledger.fact("parameters") or [0]))
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - begun
+
+
+def _encode(payload: Tree) -> wire.Message:
+    return wire.encode(payload) if payload else wire.NOTHING
+
+
+def _scaled(upload: Tree, share: float) -> Tree:
+    return tree.map(lambda x: x * share, upload)
+
+
+def _line(record: Record) -> dict[str, Any]:
+    return {k: v for k, v in asdict(record).items() if v is not None}
+
+
+def _plausible(report: Report) -> Report:
+    for value in (report.accuracy_global, report.accuracy_personal):
+        if not (value == -1 or 0 <= value <= 1):
+            raise WireError(f"an accuracy of {value:g} is none")
+    if report.parameters < 0:
+        raise WireError("a model has no negative number of parameters")
+    return report
+
+
+def _require_shape(found: Tree, like: Tree, where: str) -> None:
+    """A WireError unless two trees have the same keys, and tensors of the same shapes and types."""
+    for key in like.keys() | found.keys():
+        path = f"{where}/{ascii(key)[1:-1][:50]}"
+        if key not in found:
+            raise WireError(f"'{path}' is missing")
+        if key not in like:
+            raise WireError(f"'{path}' is not part of it")
+        a, b = found[key], like[key]
+        if isinstance(b, dict):
+            if not isinstance(a, dict):
+                raise WireError(f"'{path}' is a tensor, expected a table")
+            _require_shape(a, b, path)
+        elif not isinstance(a, Tensor | LowRank):
+            raise WireError(f"'{path}' is no tensor")
+        else:
+            kind = a.u.dtype if isinstance(a, LowRank) else a.dtype
+            if tuple(a.shape) != tuple(b.shape) or kind != b.dtype:
+                got, expected = (
+                    f"{list(s)} of {str(k).removeprefix('torch.')}" for s, k in ((a.shape, kind), (b.shape, b.dtype))
+                )
+                raise WireError(f"'{path}' is {got}, expected {expected}")
+
+
+def open_coordinator(path: Path, asked: Deployment | None, post: Post, **options: Any) -> Coordinator:
+    """The federation of a run folder, which nobody else has open."""
+    if asked is None and not path.is_dir():
+        raise FedslrError(f"resume: {path} holds no federation to resume")
+    folder = RunFolder(path)
+    try:
+        return Coordinator(folder, asked, post, **options)
+    except BaseException:
+        folder.close()
+        raise
+
+
+def finish(coordinator: Coordinator) -> dict[str, Any]:
+    """The summary and the report of a federation that is done."""
+    records, asked = coordinator.ledger.records(), coordinator.asked
+    run = api.Figures(
+        asked.recipe.algorithm.name,
+        asked.recipe.data.name,
+        len(coordinator.members),
+        coordinator.done,
+        asked.recipe.settings.seed,
+        coordinator.sizes(),
+        coordinator.seconds,
+    )
+    summary = api.summarize(run, records, rerunnable=False)
+    coordinator.folder.write_summary(summary)
+    width = asked.recipe.settings.torch_dtype().itemsize
+    write_report(coordinator.folder.path, summary, records, asked.recipe.to_toml(), width)
+    return summary

@@ -1,0 +1,603 @@
+"""The protocol of a deployment: whatever fails, every upload is counted once or not at all, on both sides."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fedslr
+from conftest import make_federation, mlp
+from deployed import FORK, SIZES, STEPS, Clock, Federation, Forked, mismatch, recipe
+from fedslr import tree, wire
+from fedslr.config import Settings
+from fedslr.deploy import node as node_module
+from fedslr.deploy import server as server_module
+from fedslr.deploy.messages import LOST, TRAIN, Order, digest
+from fedslr.engine.rounds import Simulation
+from fedslr.errors import FedslrError
+from fedslr.record import read_records
+from fedslr.store import plain
+
+METHODS = list(fedslr.ALGORITHMS)
+MIRRORED = [name for name, method in fedslr.ALGORITHMS.items() if method.ledger]
+EXACT = 1e-6
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two states are equal, bit for bit."""
+    left, right = (tree.leaves(wire.unfold(plain(x) if hasattr(x, "_fields") else dict(x))) for x in (a, b))
+    pairs = zip(left, right, strict=True)
+    return all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in pairs)
+
+
+def assert_is_simulated(federation: Federation, server: Any) -> None:
+    """Server and clients are where a simulation is whose cohorts were the clients that counted."""
+    records = server.ledger.records()
+    found = federation.simulated([r["clients"] for r in records])
+    assert [r["round"] for r in records] == list(range(1, server.settings.rounds + 1))
+    assert same(server.server, found.server)
+    for client in server.members:
+        assert same(federation.state(client), found.state(client)), client
+    counted = [(client, round) for client, round, *_ in server.ledger.counted()]
+    assert sorted(counted) == sorted((c, r["round"] - 1) for r in records for c in r["clients"])
+
+
+# --- laws that every method keeps -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained() -> Any:
+    """For a method: a simulation some rounds on, and one more local update of client 1."""
+
+    def make(name: str) -> Any:
+        asked = Settings(rounds=3, clients_per_round=2, batch_size=4, device="cpu", engine="eager")
+        simulation = Simulation(fedslr.ALGORITHMS[name](), make_federation(SIZES), mlp(), asked)
+        for _ in simulation.rounds():
+            pass
+        before = simulation.state(1)
+        payload = simulation.payload
+        after, upload = simulation.engine.local_update(1, before, payload, asked.round(2))
+        return simulation, before, after, upload
+
+    return make
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_training_books_all_of_its_upload(name, trained):
+    simulation, before, after, upload = trained(name)
+    method = simulation.algorithm
+    booked = method.book(before, upload, 1.0)
+    for part in method.ledger:
+        assert same(getattr(booked, part), getattr(after, part))
+        assert not same(getattr(booked, part), getattr(before, part))
+    others = [f for f in getattr(before, "_fields", ()) if f not in method.ledger]
+    assert all(same({"": getattr(booked, f)}, {"": getattr(before, f)}) for f in others)
+    assert same(method.book(before, upload, 0.0), before)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_upload_has_the_shape_of_the_broadcast(name, trained):
+    simulation, _, _, upload = trained(name)
+    server_module._require_shape(upload, simulation.payload, "upload")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_what_it_says_addresses_a_client(name, trained):
+    simulation, before, after, _ = trained(name)
+    method, sent = simulation.algorithm, simulation.algorithm.broadcast(simulation.server)
+    if not method.addressing:
+        assert method.addressed(sent, before) is sent
+    else:
+        told = method.init_client(simulation.start)._replace(**{f: getattr(after, f) for f in method.addressing})
+        assert same(method.addressed(sent, told), method.addressed(sent, after))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_global_model_arrives(name, trained):
+    simulation = trained(name)[0]
+    received = simulation.algorithm.received_model(simulation.payload)
+    kept = simulation.algorithm.global_model(simulation.server)
+    assert (received is None) == (kept is None)
+    assert kept is None or same(received, kept)
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_who_comes_and_goes_leaves_the_mean_a_mean(name, trained):
+    simulation = trained(name)[0]
+    method, states = simulation.algorithm, [simulation.state(c) for c in range(len(SIZES))]
+    fresh = method.init_client(simulation.start)
+    for server, present in (
+        (method.resize(simulation.server, 6), [*states, fresh]),
+        (method.resize(simulation.server, 4, leaving=states[2]), [s for i, s in enumerate(states) if i != 2]),
+    ):
+        assert server.num_clients == len(present)
+        mean = tree.mean([getattr(s, method.ledger[0]) for s in present])
+        field = {"feddyn": "h", "scaffold": "c"}.get(name, "gamma")
+        off = tree.norm(tree.sub(getattr(server, field), mean)) / tree.norm(mean)
+        assert off < EXACT
+
+
+# --- a deployment is its simulation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_deployment_is_its_simulation_bit_for_bit(name, tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(name))
+    server = federation.run()
+    assert_is_simulated(federation, server)
+    simulation = federation.simulated()
+    for ours, theirs in zip(read_records(tmp_path / "run"), federation.records, strict=True):
+        given = {k: v for k, v in vars(theirs).items() if v is not None and not k.startswith("seconds")}
+        assert {k: v for k, v in ours.items() if not k.startswith("seconds")} == given
+    assert server.sizes() == simulation.sizes()
+
+
+@pytest.mark.parametrize("name", ["fedslr", "scaffold", "fedspa"])
+def test_bytes_are_those_of_the_payloads(name, tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(name))
+    up: list[int] = []
+
+    def weigh(identity: str, order: Order, fields: Any) -> Any:
+        if order.kind == TRAIN:
+            up.append(len(fields["payload"]))
+        return [(identity, fields)]
+
+    federation.post.fate = weigh
+    records = federation.run().ledger.records()
+    down = [len(order.payload) for _, order in federation.post.sent if order.kind == TRAIN]
+    assert (sum(down), sum(up)) == tuple(sum(r[k] for r in records) for k in ("bytes_down", "bytes_up"))
+
+
+def test_the_run_folder_is_that_of_a_run(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe())
+    summary = server_module.finish(federation.run())
+    reference = fedslr.run(fedslr.FedSLR(), make_federation(SIZES), "mlp", rounds=1).summary
+    assert summary.keys() == reference.keys()
+    assert (summary["clients"], summary["rounds"], summary["algorithm"]) == (5, 5, "fedslr")
+    assert (tmp_path / "run" / "report.html").stat().st_size > 1000
+
+
+# --- nodes that are killed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [*(("fedslr", step) for step in STEPS), ("scaffold", "booking"), ("feddyn", "pending")],
+)
+def test_a_node_killed_at_any_step_goes_on(name, step, tmp_path):
+    """Every node is killed at this step of every order it gets, once, and started again."""
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(name), Forked)
+    seen: set[tuple[int, str, int]] = set()
+
+    def once(node: Any, order: Order) -> str | None:
+        key = (node.client, order.kind, order.round)
+        return None if key in seen else (seen.add(key), step)[1]
+
+    federation.post.kill = once
+    server = federation.run(clock=Clock(0.01))
+    assert federation.post.deaths >= (4 if step in ("booking", "booked") else 15)
+    assert mismatch(federation, server) <= EXACT
+    assert_is_simulated(federation, server)
+
+
+def test_an_upload_is_made_once_however_often_it_is_asked_for(tmp_path, monkeypatch):
+    trainings: list[int] = []
+    train = node_module.Eager.local_update
+    monkeypatch.setattr(node_module.Eager, "local_update", lambda *args: (trainings.append(args[1]), train(*args))[1])
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"]))
+    answers: dict[str, set[str]] = {}
+
+    def lose(identity: str, order: Order, fields: Any) -> Any:
+        answers.setdefault(identity, set()).add(fields["digest"])
+        return [] if order.kind == TRAIN and order.attempt < 3 else [(identity, fields)]
+
+    federation.post.fate = lose
+    server = federation.run()
+    assert [attempt for _, _, attempt, *_ in server.ledger.counted()] == [3, 3, 3]
+    assert len(trainings) == len(set(trainings)) == 3
+    assert_is_simulated(federation, server)
+
+
+# --- a server that is killed ----------------------------------------------------------------------------------------
+
+
+def serve(federation: Federation, step: str | None = None, count: int = 0) -> None:
+    """In a process of its own: go on with the run, and die at a step of it."""
+    left = [count]
+
+    def die_at(now: str) -> None:
+        if now == step:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    federation.run(at=die_at, clock=time.monotonic)
+
+
+@pytest.mark.parametrize("step", server_module.STEPS)
+def test_a_server_killed_at_any_step_goes_on(step, tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe())
+    deaths = 0
+    for count in range(3):
+        process = FORK.Process(target=serve, args=(federation, step, count))
+        process.start()
+        process.join()
+        deaths += process.exitcode == -signal.SIGKILL
+    assert deaths >= 2
+    server = federation.run()
+    assert mismatch(federation, server) <= EXACT
+    assert_is_simulated(federation, server)
+    assert len(read_records(tmp_path / "run")) == 5
+
+
+def test_a_server_killed_at_random_moments_goes_on(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=40", "evaluate.every=10"]))
+    rng = random.Random(0)
+    for _ in range(20):
+        process = FORK.Process(target=serve, args=(federation,))
+        process.start()
+        time.sleep(rng.uniform(0.02, 0.2))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    server = federation.run()
+    assert mismatch(federation, server) <= EXACT
+    assert_is_simulated(federation, server)
+
+
+def test_nothing_is_resumed_where_nothing_is(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe())
+    with pytest.raises(FedslrError, match="holds no federation to resume"):
+        federation.server(None)
+    federation.run()
+    with pytest.raises(FedslrError, match=r"this is not the run in .*: lr was 0\.05, now 0\.1"):
+        federation.server(recipe(changes=["lr=0.1"]))
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
+    federation.run()
+    federation.asked = recipe(changes=["rounds=4"])
+    assert_is_simulated(federation, federation.run())
+
+
+# --- messages that come late, twice, never --------------------------------------------------------------------------
+
+FATES = ("arrives", "is lost", "comes twice", "comes a round late")
+
+
+@given(fates=st.lists(st.sampled_from(FATES), min_size=1, max_size=40), method=st.sampled_from(["fedslr", "scaffold"]))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_happens_to_messages_the_books_agree(fates, method, tmp_path_factory):
+    asked = recipe(method, changes=["federation.minimum=1", "federation.attempts=100", "rounds=4"])
+    federation = Federation(tmp_path_factory.mktemp("federation"), make_federation(SIZES), asked)
+    plan, late = iter(fates), []
+
+    def happen(identity: str, order: Order, fields: Any) -> Any:
+        now, late[:] = list(late), []
+        fate = next(plan, "arrives") if order.kind == TRAIN else "arrives"
+        if fate == "comes a round late":
+            late.append((identity, fields))
+        return now + [(identity, fields)] * {"arrives": 1, "comes twice": 2}.get(fate, 0)
+
+    federation.post.fate = happen
+    server = federation.run()
+    assert mismatch(federation, server) <= EXACT
+    assert_is_simulated(federation, server)
+
+
+def test_stragglers_are_left_out(tmp_path):
+    """Three of ten answers are too late; rounds go on with the others."""
+    asked = recipe(clients=10, changes=["rounds=6", "clients_per_round=10", "federation.minimum=5"])
+    federation = Federation(tmp_path, make_federation([4] * 10), asked)
+    rng = random.Random(0)
+
+    def dawdle(identity: str, order: Order, fields: Any) -> Any:
+        return [] if order.kind == TRAIN and rng.random() < 0.3 else [(identity, fields)]
+
+    federation.post.fate = dawdle
+    server = federation.run()
+    missing = sum(len(r.get("missing", [])) for r in server.ledger.records())
+    assert 8 <= missing <= 30
+    assert mismatch(federation, server) <= EXACT
+    assert_is_simulated(federation, server)
+
+
+def test_a_round_that_too_few_answer_stops_the_run_and_can_be_resumed(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["federation.attempts=2"]))
+    federation.post.fate = lambda identity, order, fields: (
+        [] if order.kind == TRAIN and order.round == 1 else [(identity, fields)]
+    )
+    with pytest.raises(FedslrError, match="round 2: fewer than 2 uploads in 2 attempts; resume when"):
+        federation.run()
+    federation.post.fate = lambda identity, order, fields: [(identity, fields)]
+    assert_is_simulated(federation, federation.run())
+
+
+# --- what nobody should send ----------------------------------------------------------------------------------------
+
+
+def reencode(fields: Any, change: Any) -> Any:
+    """An upload that was changed by its sender, with the right digest."""
+    upload = wire.decode(fields["payload"])
+    change(upload)
+    data = unchecked(upload)
+    return {**fields, "payload": data, "digest": digest(data)}
+
+
+def unchecked(upload: Any) -> bytes:
+    """`wire.encode` for those who do not look whether numbers are finite."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_require_finite", lambda x, path: None)
+        return wire.encode(upload).data
+
+
+def put(value: float) -> Any:
+    def change(upload: Any) -> None:
+        next(iter(upload.values())).view(-1)[0] = value
+
+    return change
+
+
+def reshape(upload: Any) -> None:
+    name = next(iter(upload))
+    upload[name] = upload[name].reshape(-1)
+
+
+def retype(upload: Any) -> None:
+    name = next(iter(upload))
+    upload[name] = upload[name].double()
+
+
+HOSTILE: dict[str, tuple[Any, str]] = {
+    "NaN": (lambda f: reencode(f, put(float("nan"))), "not finite"),
+    "infinity": (lambda f: reencode(f, put(float("inf"))), "not finite"),
+    "wrong shape": (lambda f: reencode(f, reshape), "expected .* of float32"),
+    "wrong type": (lambda f: reencode(f, retype), "of float64, expected"),
+    "missing tensor": (lambda f: reencode(f, lambda u: u.pop(next(iter(u)))), "is missing"),
+    "extra tensor": (lambda f: reencode(f, lambda u: u.update(more=torch.zeros(2))), "is not part of it"),
+    "truncated": (lambda f: {**f, "payload": f["payload"][:-7], "digest": digest(f["payload"][:-7])}, "truncated"),
+    "oversized": (lambda f: {**f, "payload": bytes(10**6), "digest": digest(bytes(10**6))}, "more than the"),
+    "nothing": (lambda f: {**f, "payload": b"", "digest": digest(b"")}, "is missing"),
+    "wrong digest": (lambda f: {**f, "digest": "0" * 64}, "digest does not match"),
+    "no fields": (lambda f: {}, "lacks 'kind'"),
+    "a field too many": (lambda f: {**f, "more": 1}, "a field nobody knows"),
+    "a field of another type": (lambda f: {**f, "round": "1"}, "'round' is a str, expected a whole number"),
+    "another's number": (lambda f: {**f, "client": 0 if f["client"] else 1}, "but says it is client"),
+    "an older round": (lambda f: {**f, "round": f["round"] - 1}, "which is not open"),
+    "another attempt": (lambda f: {**f, "attempt": f["attempt"] + 1}, "which is not open"),
+    "another run": (lambda f: {**f, "run": "0" * 16}, "of another run"),
+    "an address nobody asked for": (lambda f: {**f, "address": wire.encode({"m": torch.ones(2)}).data}, "0 numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_uploads_are_refused_and_the_run_completes(kind, tmp_path):
+    """Client 2 sends this in every round it is sampled in; the others make the run."""
+    spoil, reason = HOSTILE[kind]
+    asked = recipe(changes=["clients_per_round=5", "rounds=3", "evaluate.every=9"])
+    federation = Federation(tmp_path, make_federation(SIZES), asked)
+    federation.post.fate = lambda identity, order, fields: [
+        (identity, spoil(fields) if identity == "key-2" and order.kind == TRAIN else fields)
+    ]
+    server = federation.run()
+    assert all(r["clients"] == [0, 1, 3, 4] and r["missing"] == [2] for r in server.ledger.records())
+    assert len(server.refused) == 3
+    assert re.search(reason, server.refused[0]), server.refused
+    assert_is_simulated(federation, server)
+
+
+def test_a_refused_node_is_told_why(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["clients_per_round=5"]))
+    heard: list[str] = []
+    federation.post.nodes_by_identity["key-2"].say = heard.append
+    spoil = HOSTILE["NaN"][0]
+    federation.post.fate = lambda identity, order, fields: [
+        (identity, spoil(fields) if identity == "key-2" and order.kind == TRAIN else fields)
+    ]
+    federation.run()
+    assert any("the server refused the last message" in text and "not finite" in text for text in heard)
+
+
+def test_replayed_reports_do_not_count_twice(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe())
+    history: list[Any] = []
+
+    def replay(identity: str, order: Order, fields: Any) -> Any:
+        history.append((identity, fields))
+        return [(identity, fields), *history]
+
+    federation.post.fate = replay
+    server = federation.run()
+    assert mismatch(federation, server) <= EXACT
+    assert_is_simulated(federation, server)
+
+
+def test_an_unknown_node_cannot_upload(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe())
+    federation.post.fate = lambda identity, order, fields: [
+        *([("key-x", fields)] if order.kind == TRAIN else []),
+        (identity, fields),
+    ]
+    server = federation.run()
+    assert any("nobody knows this node" in text for text in server.refused)
+    assert_is_simulated(federation, server)
+
+
+def test_a_node_that_claims_anothers_number_is_refused(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe())
+    impostor = federation.node(1)
+    impostor.store.folder = tmp_path / "impostor"
+    federation.post.nodes_by_identity["key-x"] = impostor
+    server = federation.run()
+    assert server.members[1].identity == "key-1"
+    assert any("says it is client 1, which is another node" in text for text in server.refused)
+    assert_is_simulated(federation, server)
+
+
+def test_numbers_can_be_registered_beforehand(tmp_path):
+    """An impostor that comes first gets nothing where numbers have keys."""
+    federation = Federation(tmp_path, make_federation(SIZES), recipe())
+    impostor = federation.node(1)
+    impostor.store.folder = tmp_path / "impostor"
+    nodes = federation.post.nodes_by_identity
+    federation.post.nodes_by_identity = {"key-x": impostor, **nodes}
+    server = federation.run(registered=lambda number: f"key-{number}")
+    assert server.members[1].identity == "key-1"
+    assert any("says it is client 1, which has another key" in text for text in server.refused)
+    assert_is_simulated(federation, server)
+
+
+def test_long_uploads_count_by_a_share_that_both_sides_book(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["federation.norm_bound=0.05"]))
+    server = federation.run()
+    shares = [share for *_, share in server.ledger.counted()]
+    assert min(shares) < 1
+    assert mismatch(federation, server) <= EXACT
+
+
+# --- state that is lost, clients that come and go -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedslr", "feddyn", "scaffold", "fedspa"])
+@pytest.mark.parametrize("damage", ["store gone", "page damaged", "state damaged", "an old copy put back"])
+def test_a_node_that_lost_its_state_is_brought_back(name, damage, tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(name, changes=["clients_per_round=5"]))
+    store = tmp_path / "node-2"
+    server = federation.server(federation.asked)
+    for number, _ in enumerate(server.rounds()):
+        if number == 0:
+            shutil.copytree(store, tmp_path / "copy")
+        if number == 1:
+            if damage == "page damaged":
+                (store / "page.json").write_text('{"format": 1}')
+            elif damage == "state damaged":
+                next(store.glob("state-*")).write_bytes(b"nonsense")
+            else:
+                shutil.rmtree(store)
+            if damage == "an old copy put back":
+                shutil.copytree(tmp_path / "copy", store)
+    server.folder.close()
+    assert any(o.kind == "enrol" and o.client == 2 for _, o in federation.post.sent)
+    assert not server.refused
+    assert all(r["clients"] == [0, 1, 2, 3, 4] for r in server.ledger.records())
+    kept = server.ledger.account(server.members[2])
+    assert kept
+    assert same(kept, {field: getattr(federation.state(2), field) for field in kept})
+    if server.algorithm.ledger:
+        assert mismatch(federation, server) <= EXACT
+
+
+def test_a_server_put_back_from_a_backup_brings_its_nodes_back(tmp_path):
+    """Nodes have booked rounds that the server knows nothing of any more."""
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=6"]))
+    server = federation.server(federation.asked)
+    for number, _ in enumerate(server.rounds()):
+        if number == 2:
+            shutil.copytree(tmp_path / "run", tmp_path / "backup")
+    server.folder.close()
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(tmp_path / "backup", tmp_path / "run")
+    server = federation.run()
+    assert server.done == 6
+    assert mismatch(federation, server) <= EXACT
+
+
+def test_a_client_joins_and_another_leaves(tmp_path):
+    asked = recipe(clients=4, changes=["clients_per_round=4", "rounds=6"])
+    federation = Federation(tmp_path, make_federation(SIZES), asked)
+    newcomer = federation.post.nodes_by_identity.pop("key-4")
+    server = federation.server(asked)
+    off = []
+    for number, _ in enumerate(server.rounds()):
+        if number == 1:
+            federation.post.nodes_by_identity["key-4"] = newcomer
+        if number == 3:
+            server.ledger.ask_to_leave(1)
+            # However long its node stays, it is not asked again.
+            server._greeted.clear()
+        if server.settings.is_evaluated(server.done):
+            off.append(mismatch(federation, server))
+    server.folder.close()
+    cohorts = [r["clients"] for r in server.ledger.records()]
+    assert cohorts[0] == [0, 1, 2, 3]
+    assert any(4 in clients for clients in cohorts[2:])
+    assert all(1 not in clients for clients in cohorts[4:])
+    assert list(server.members) == [0, 2, 3, 4]
+    assert server.server.num_clients == server.num_clients == 4
+    assert len(off) == 3
+    assert max(off) <= EXACT
+
+
+def test_a_client_may_get_a_new_key(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=4"]))
+    server = federation.server(federation.asked)
+    for number, _ in enumerate(server.rounds()):
+        if number == 1:
+            server.ledger.release(2)
+            nodes = federation.post.nodes_by_identity
+            nodes["new key"] = nodes.pop("key-2")
+    server.folder.close()
+    federation.post.nodes_by_identity["key-2"] = federation.post.nodes_by_identity["new key"]
+    assert server.members[2].identity == "new key"
+    assert mismatch(federation, server) <= EXACT
+
+
+def test_a_store_belongs_to_one_run(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"]))
+    federation.run()
+    other = Federation(
+        tmp_path / "other", make_federation(SIZES), recipe(changes=["rounds=1", "federation.attempts=2"])
+    )
+    other.post.nodes_by_identity = federation.post.nodes_by_identity
+    with pytest.raises(FedslrError, match="0 of 5 came"):
+        other.run()
+    assert federation.state(0)
+
+
+def test_data_of_another_kind_are_refused_by_the_node(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES, shape=(7,)), recipe())
+    said: list[str] = []
+    with pytest.raises(FedslrError, match="0 of 5 came"):
+        federation.run(say=said.append)
+    assert any("inputs of this node are 7, the federation's are 6" in text for text in said)
+
+
+def bad_model(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(*shape, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, classes))
+
+
+def test_a_model_that_cannot_be_shared_is_refused_by_the_nodes(tmp_path):
+    changes = ["model.name=test_deploy:bad_model", "federation.attempts=2"]
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=changes))
+    said: list[str] = []
+    with pytest.raises(FedslrError, match="0 of 5 came"):
+        federation.run(say=said.append)
+    assert any("use GroupNorm" in text for text in said)
+
+
+def test_an_order_of_an_older_round_is_not_worked_on(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["clients_per_round=5", "rounds=3"]))
+    federation.run()
+    identity, old = next((identity, order) for identity, order in federation.post.sent if order.kind == TRAIN)
+    node = federation.post.nodes_by_identity[identity]
+    before = node.store.read()
+    assert node.handle(old).status == LOST
+    assert node.store.read() == before
+
+
+def test_a_round_needs_half_its_cohort_unless_told_otherwise():
+    assert [recipe().options.needed(n) for n in (1, 2, 5)] == [1, 1, 3]
+    assert recipe(changes=["federation.minimum=4"]).options.needed(5) == 4
+    assert recipe(changes=["federation.minimum=4"]).options.needed(2) == 2

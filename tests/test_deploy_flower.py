@@ -1,0 +1,325 @@
+"""Deployments on Flower: its apps in one process, and real processes with TLS that are killed and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedslr
+from conftest import make_federation
+from deployed import SIZES, Federation, recipe
+from fedslr import tree, wire
+from fedslr.deploy import options
+from fedslr.deploy.ledger import Ledger
+from fedslr.errors import FedslrError
+from fedslr.record import read_records
+from fedslr.store import plain, restore
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedslr.deploy import flower, keys, loopback
+from fedslr.deploy.predict import scores
+
+
+class OneProcess(Grid):
+    """A Grid whose nodes are the ClientApp itself, each with a context of its own."""
+
+    def __init__(self, contexts: dict[int, Context]) -> None:
+        self.contexts = contexts
+        self.answers: dict[str, Message] = {}
+        self.spoil: Callable[[Message], Any] = lambda message: message
+        self.pushed: list[Message] = []
+
+    def set_run(self, run: Any) -> None:
+        pass
+
+    @property
+    def run(self) -> Any:
+        return None
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def get_nodes(self) -> Any:
+        return [SimpleNamespace(node_id=n, public_key=b"", last_activated_at="") for n in self.contexts]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names = []
+        for message in messages:
+            self.pushed.append(message)
+            names.append(str(len(self.pushed)))
+            answer = flower.client(message, self.contexts[message.metadata.dst_node_id])
+            self.answers[names[-1]] = self.spoil(answer)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        found = [self.answers.pop(i) for i in message_ids if i in self.answers]
+        if any(isinstance(answer, Exception) for answer in found):
+            raise found[0]  # type: ignore[misc]
+        return found
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        raise NotImplementedError
+
+
+def context(node: int, node_config: dict[str, Any], **run_config: Any) -> Context:
+    return Context(run_id=1, node_id=node, node_config=node_config, state=RecordDict(), run_config=run_config)
+
+
+def one_process(home: Path, federation: fedslr.Federation) -> OneProcess:
+    contexts = {}
+    for number, data in enumerate(federation.clients):
+        loopback.write_data(home / f"data-{number}" / "data.npz", data)
+        settings = {"client": number, "data": str(home / f"data-{number}"), "store": str(home / f"node-{number}")}
+        contexts[100 + number] = context(100 + number, settings)
+    return OneProcess(contexts)
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower, "POLL", 0.0)
+    monkeypatch.setattr(flower, "AGAIN", 0.0)
+    for name in ("run_id", "node_id", "task_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
+
+
+@pytest.mark.parametrize("name", ["fedslr", "scaffold", "ditto"])
+def test_the_apps_do_what_the_simulation_does(name, tmp_path):
+    """Five rounds in single precision through ServerApp and ClientApp: models, accuracies and bytes."""
+    asked = recipe(name)
+    grid = one_process(tmp_path, make_federation(SIZES))
+    flower.server(grid, context(0, {}, recipe=asked.to_toml(), out=str(tmp_path / "run")))
+    federation = Federation(tmp_path, make_federation(SIZES), asked)
+    simulation = federation.simulated()
+    ledger = Ledger(tmp_path / "run")
+    server = restore(type(simulation.server), ledger.tree("server"))
+    assert off(plain(server), plain(simulation.server)) <= 1e-6
+    assert max(off(plain(federation.state(c)), plain(simulation.state(c))) for c in range(5)) <= 1e-6
+    payloads = [
+        len(m.content.config_records["fedslr"]["payload"]) for m in grid.pushed if m.metadata.message_type == "train"
+    ]
+    assert sum(payloads) == sum(r.bytes_down for r in federation.records)
+    for ours, theirs in zip(read_records(tmp_path / "run"), federation.records, strict=True):
+        for key in ("clients", "bytes_down", "bytes_up", "accuracy_global", "accuracy_personal"):
+            assert ours.get(key) == getattr(theirs, key)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 5
+
+
+def off(a: Any, b: Any) -> float:
+    pairs = zip(tree.leaves(wire.unfold(a)), tree.leaves(wire.unfold(b)), strict=True)
+    return max((float((x - y).abs().max()) for x, y in pairs if isinstance(x, torch.Tensor)), default=0.0)
+
+
+MALFORMED: dict[str, Callable[[Message], Any]] = {
+    "an error": lambda m: Message(Error(0, "broken"), reply_to=m),
+    "no record": lambda m: Message(RecordDict(), reply_to=m),
+    "another record": lambda m: Message(RecordDict({"fedslr": ConfigRecord({"round": 1})}), reply_to=m),
+    "what Flower cannot read": lambda m: ValueError("not a message"),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_reply_does_not_end_the_run(kind, tmp_path):
+    """Node 2's replies are malformed from the second on; the others finish the run."""
+    grid = one_process(tmp_path, make_federation(SIZES))
+    seen: list[int] = []
+
+    def spoil(message: Message) -> Any:
+        seen.append(message.metadata.src_node_id)
+        return MALFORMED[kind](message) if message.metadata.src_node_id == 102 and seen.count(102) > 1 else message
+
+    grid.spoil = spoil
+    asked = recipe(changes=["clients_per_round=5", "rounds=2", "federation.deadline=1"])
+    flower.server(grid, context(0, {}, recipe=asked.to_toml(), out=str(tmp_path / "run")))
+    assert [r["clients"] for r in read_records(tmp_path / "run")] == [[0, 1, 3, 4]] * 2
+
+
+def test_a_node_without_settings_says_what_is_missing(tmp_path):
+    with pytest.raises(FedslrError, match="node-config: 'data' is missing"):
+        flower.node_of(context(1, {"client": 1}))
+
+
+def test_the_recipe_of_the_demo_is_the_default_of_the_app():
+    assert flower.asked_for(context(0, {}, recipe="demo", out="")) == options.demo()
+    assert flower.run_folder(context(0, {}, recipe="demo", out="")).name == "fedslr-1"
+
+
+def test_the_recipe_in_the_documents_is_one():
+    text = (Path(__file__).parent.parent / "docs" / "deploy.md").read_text()
+    blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (block,) = [b for b in blocks if "[federation]" in b]
+    assert options.from_text(block).options.minimum == 3
+
+
+def test_a_failure_is_told_in_the_run_folder(tmp_path):
+    grid = one_process(tmp_path, make_federation(SIZES))
+    with pytest.raises(FedslrError, match="holds no federation to resume"):
+        flower.server(grid, context(0, {}, recipe="", out=str(tmp_path / "run")))
+    assert "holds no federation" in (tmp_path / "run" / "failure.txt").read_text()
+    with pytest.raises(FedslrError, match="holds no federation"):
+        loopback.follow(tmp_path / "run", 3, print)
+
+
+# --- keys and certificates ------------------------------------------------------------------------------------------
+
+
+def test_keys_are_the_owners_alone_and_never_overwritten(tmp_path):
+    keys.make_certificates(tmp_path, ["127.0.0.1", "link.example.org"])
+    public = keys.make_node_key(tmp_path / "3")
+    assert all((tmp_path / name).stat().st_mode & 0o077 == 0 for name in ("server.key", "3"))
+    assert keys.registered_key(tmp_path, 3).startswith(b"-----BEGIN PUBLIC KEY-----")
+    for make in (lambda: keys.make_node_key(tmp_path / "3"), lambda: keys.make_certificates(tmp_path, ["x"])):
+        with pytest.raises(FedslrError, match="is already there"):
+            make()
+    public.write_text("nonsense")
+    with pytest.raises(FedslrError, match="is no public key"):
+        keys.registered_key(tmp_path, 3)
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_status_remove_release_and_predict(tmp_path, command):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
+    federation.run()
+    code, out, _ = command("federation", "status", tmp_path / "run")
+    assert code == 0
+    assert "2 of 2 rounds are done" in out
+    assert "client 4: node key-4, 7 samples" in out
+    assert command("federation", "remove", tmp_path / "run", 3)[0] == 0
+    assert command("federation", "release", tmp_path / "run", 2)[0] == 0
+    out = command("federation", "status", tmp_path / "run")[1]
+    assert "client 2: waits for a node" in out
+    assert "leaving" in out
+    code, _, err = command("federation", "remove", tmp_path / "run", 9)
+    assert (code, err) == (2, "error: client: got 9, expected one of 0, 1, 2, 3, 4\n")
+    assert command("federation", "status", tmp_path)[0] == 2
+
+    held = federation.federation.clients[1]
+    np.savez(tmp_path / "in.npz", x=held.x_test.numpy())
+    code, out, _ = command("predict", "--store", tmp_path / "node-1", tmp_path / "in.npz", "--probabilities")
+    assert code == 0
+    lines = [json.loads(line) for line in out.splitlines()]
+    simulation = federation.simulated()
+    expected = simulation.task.outputs(simulation.personal_params(1), held.x_test.float())
+    assert [line["label"] for line in lines] == expected.argmax(1).tolist()
+    assert np.allclose([line["probabilities"] for line in lines], expected.detach().softmax(1).numpy(), atol=1e-5)
+    np.save(tmp_path / "in.npy", np.zeros((2, 5), np.float32))
+    code, _, err = command("predict", "--store", tmp_path / "node-1", tmp_path / "in.npy")
+    assert (code, err) == (2, "error: x: inputs are 5, the model takes 6\n")
+    code, _, err = command("predict", "--store", tmp_path / "run", tmp_path / "in.npy")
+    assert code == 2
+    assert "is no node's store" in err
+
+
+def test_without_flower_one_line_says_so(command, monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "flwr", None)
+    code, _, err = command("federation", "demo", "--out", tmp_path / "x")
+    assert (code, err) == (2, "error: federations need Flower; pip install 'fedslr[deploy]'\n")
+
+
+# --- real processes -------------------------------------------------------------------------------------------------
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 180) -> None:
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.1)
+
+
+ABANDONING = """
+import os, signal, sys
+from pathlib import Path
+from fedslr.deploy.loopback import ONCE, Loopback
+link = Loopback(Path(sys.argv[1])).__enter__()
+link._start("sleeper", ["sleep", "1000"], ONCE)
+print(link.processes["sleeper"].pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_outlives_the_one_that_started_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDONING, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    group = int(done.stdout)
+
+    def is_gone() -> bool:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    wait_for(is_gone, 20)
+
+
+def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):
+    """TLS and keys on loopback. After the first round a node is killed, and the SuperLink with the ServerApp in it;
+    both are started again and the run is resumed. A node whose key nobody registered gets nowhere."""
+    changes = ["rounds=2", "clients_per_round=2", "evaluate.every=2", "federation.deadline=300"]
+    asked = recipe(clients=2, changes=changes)
+    federation = Federation(tmp_path, make_federation([40, 30]), asked)
+    run = tmp_path / "run"
+
+    def rounds() -> int:
+        return len(read_records(run)) if (run / "metrics.jsonl").exists() else 0
+
+    with loopback.Loopback(tmp_path) as link:
+
+        def start(number: int) -> None:
+            link.start_node(f"{number}", number, tmp_path / f"data-{number}", tmp_path / f"node-{number}")
+
+        def fedslr_command(*args: str) -> None:
+            loopback.call([sys.executable, "-m", "fedslr", "federation", *args], link.env)
+
+        link.start_superlink()
+        for number, data in enumerate(federation.federation.clients):
+            loopback.write_data(tmp_path / f"data-{number}" / "data.npz", data)
+            link.register(f"{number}")
+            start(number)
+        keys.make_node_key(link.keys / "stranger")
+        link.start_node("stranger", 1, tmp_path / "data-1", tmp_path / "stranger")
+        (tmp_path / "recipe.toml").write_text(asked.to_toml())
+        fedslr_command("start", str(tmp_path / "recipe.toml"), "--out", str(run))
+        wait_for(lambda: "Failed to activate" in (link.logs / "stranger.log").read_text())
+        link.stop("stranger")
+
+        wait_for(lambda: rounds() >= 1)
+        link.stop("1", signal.SIGKILL)
+        link.stop("superlink", signal.SIGKILL)
+        done = rounds()
+        link.start_superlink()
+        start(1)
+        fedslr_command("resume", str(run))
+        records = loopback.follow(run, 2, print, limit=300)
+
+    assert done == 1
+    assert [r["clients"] for r in records] == [[0, 1]] * 2
+    assert not (tmp_path / "stranger").exists()
+    simulation = federation.simulated()
+    server = restore(type(simulation.server), Ledger(run).tree("server"))
+    assert off(plain(server), plain(simulation.server)) <= 1e-6
+    assert max(off(plain(federation.state(c)), plain(simulation.state(c))) for c in range(2)) <= 1e-6
+    assert scores(tmp_path / "node-0", federation.federation.clients[0].x_test.float()).shape == (7, 3)
