@@ -37,7 +37,7 @@ def require_flower() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for everything.")] = Path("runs/federation"),
-    rounds: Annotated[int | None, typer.Option(help="Rounds; 4 unless given.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds; 3 unless given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the federation in the folder.")] = False,
 ) -> None:
     """A whole federation on this machine: TLS, keys, a SuperLink, three nodes with their own data."""
