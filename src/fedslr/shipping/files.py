@@ -123,9 +123,10 @@ def _filled(template: nn.Module, dense: Mapping[str, Tensor]) -> nn.Module:
 
 def _forms(about: Mapping[str, Any], model: nn.Module, layers: Mapping[str, Layer]) -> Forms:
     """The forms that the description names, if the layers have them."""
-    forms = about.get("forms", {})
-    plains = convertible(model)
-    for name, form in forms.items() if isinstance(forms, dict) else []:
+    forms, plains = about.get("forms"), convertible(model)
+    if not isinstance(forms, dict):
+        raise FileError("its description has no forms")
+    for name, form in forms.items():
         if form not in FORMS or name not in plains or form not in alternatives(plains[name], layers[name]):
             raise FileError(f"its description gives {name!r} a form that it cannot have")
     return dict(forms)

@@ -106,9 +106,8 @@ def fastest(model: nn.Module, layers: Mapping[str, Layer], x: Tensor, runtime: R
             continue
         made = {"dense": plain, **{form: in_form(form, plain, layers[name]) for form in others}}
         took = milliseconds({form: runtime.ready(one, seen[name]) for form, one in made.items()}, repeat)
-        best = min(took, key=lambda form: took[form])
-        if took[best] < MARGIN * took["dense"]:
-            found[name] = best
+        found[name] = _cheapest(took, "dense")
+    found = {name: form for name, form in found.items() if form != "dense"}
     return _fastest_of([{}, found, smallest(model, layers)], model, layers, x, runtime, repeat)
 
 
@@ -119,8 +118,12 @@ def _fastest_of(
     if len(different) == 1:
         return plans[0]
     calls = {name: runtime.ready(shaped(model, layers, plan), x) for name, plan in different.items()}
-    took = milliseconds(calls, repeat)
-    return different[min(took, key=lambda name: took[name])]
+    return different[_cheapest(milliseconds(calls, repeat), repr([]))]
+
+
+def _cheapest(took: Mapping[str, float], dense: str) -> str:
+    best = min(took, key=lambda name: took[name])
+    return best if took[best] < MARGIN * took[dense] else dense
 
 
 def _inputs(model: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -97,14 +97,20 @@ def _layer_bytes(layer: nn.Module) -> bytes:
     """One layer as an ONNX file, made at once: the exporter takes seconds, and choosing forms asks for many."""
     from onnx import TensorProto, helper, numpy_helper
 
-    nodes, weights = [], []
     plains = [layer.first, layer.second] if isinstance(layer, Thin) else [layer]
+    nodes, weights = [], []
     for i, plain in enumerate(plains):
-        given = [f"x{i}"]
-        for name, p in plain.named_parameters():
-            weights.append(numpy_helper.from_array(p.detach().numpy(), f"{name}{i}"))
-            given.append(f"{name}{i}")
-        nodes.append(helper.make_node(_operator(plain), given, [f"x{i + 1}"], **_attributes(plain)))
+        given = {f"{name}{i}": p.detach() for name, p in plain.named_parameters()}
+        names = [f"x{i}", *given]
+        if isinstance(plain, nn.Conv2d):
+            nodes.append(helper.make_node("Conv", names, [f"x{i + 1}"], **_window(plain)))
+        else:
+            # A product of inputs of any number of axes, which takes no bias of its own.
+            given[names[1]] = given[names[1]].mT.contiguous()
+            outputs = [f"product{i}", f"x{i + 1}"] if len(names) == 3 else [f"x{i + 1}"]
+            nodes.append(helper.make_node("MatMul", names[:2], outputs[:1]))
+            nodes += [helper.make_node("Add", [outputs[0], names[2]], outputs[1:])] if len(names) == 3 else []
+        weights += [numpy_helper.from_array(x.numpy(), name) for name, x in given.items()]
     kind = TensorProto.DOUBLE if plains[0].weight.dtype == torch.float64 else TensorProto.FLOAT
     ends = [helper.make_tensor_value_info(name, kind, None) for name in ("x0", f"x{len(plains)}")]
     graph = helper.make_graph(nodes, "layer", ends[:1], ends[1:], weights)
@@ -113,13 +119,8 @@ def _layer_bytes(layer: nn.Module) -> bytes:
     return data
 
 
-def _operator(plain: nn.Module) -> str:
-    return "Gemm" if isinstance(plain, nn.Linear) else "Conv"
-
-
-def _attributes(plain: nn.Module) -> dict[str, Any]:
-    if not isinstance(plain, nn.Conv2d):
-        return {"transB": 1}
+def _window(plain: nn.Conv2d) -> dict[str, Any]:
+    """How a convolution moves over its inputs."""
     same = {"auto_pad": "SAME_UPPER" if plain.padding == "same" else "VALID"}
     pads = same if isinstance(plain.padding, str) else {"pads": [*plain.padding, *plain.padding]}
     return {**pads, "strides": list(plain.stride), "dilations": list(plain.dilation)}
