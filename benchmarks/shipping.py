@@ -30,6 +30,7 @@ from fedslr.matrix import LowRank, matrix_shape, to_matrix
 from fedslr.models.resnet import ResNet18
 from fedslr.prox import soft_threshold
 from fedslr.shipping import programs
+from fedslr.shipping.export import SUFFIXES
 from fedslr.shipping.timing import OnnxRuntime, Torch, milliseconds
 
 TRAINED = Path(__file__).parent.parent / "results" / "cifar10-dirichlet0.1" / "fedslr" / "summary.json"
@@ -121,7 +122,7 @@ def exports(folder: Path, label: str, repeat: int) -> list[dict[str, Any]]:
         dense = result.global_model() if client is None else result.personal_model(client)
         for format in ("safetensors", "torch", "onnx"):
             for purpose in ("size", "speed"):
-                name = f"{'global' if client is None else client}-{purpose}-{format}"
+                name = f"{'global' if client is None else client}-{purpose}{SUFFIXES[format]}"
                 made = fedslr.export(
                     result, unused(folder / "export" / name), client=client, format=format, purpose=purpose
                 )

@@ -19,7 +19,7 @@ from fedslr import wire
 from fedslr.matrix import LowRank, matrix_shape, to_matrix
 from fedslr.shipping import files, forms, latency, programs, timing
 from fedslr.shipping.card import escaped
-from fedslr.shipping.export import TOLERANCE, source
+from fedslr.shipping.export import SUFFIXES, TOLERANCE, source
 from fedslr.shipping.layers import Added, Recomposed, Thin
 from fedslr.shipping.parts import Layer, composed, slender
 
@@ -253,7 +253,8 @@ def test_every_method_ships(method, client, ragged, tmp_path):
 @pytest.mark.parametrize("purpose", ["size", "speed"])
 @pytest.mark.parametrize("client", [None, 0])
 def test_every_format_answers_as_the_dense_model(format, purpose, client, trained, tmp_path):
-    made = fedslr.export(trained, tmp_path / "model", client=client, format=format, purpose=purpose)
+    out = tmp_path / f"model{SUFFIXES[format]}"
+    made = fedslr.export(trained, out, client=client, format=format, purpose=purpose)
     dense = trained.global_model() if client is None else trained.personal_model(client)
     for batch in (1, 5):
         x = torch.randn(batch, 2, 6, 6)
@@ -280,7 +281,7 @@ def test_built_in_models_need_nothing_but_their_file(name, tmp_path):
 def test_a_transformer_is_a_program_too(format, tmp_path):
     federation = make_federation([8, 8], (1, 8, 8))
     result = fedslr.run(Ranked(), federation, model="vit", rounds=1, batch_size=8, personal_epochs=0)
-    made = fedslr.export(result, tmp_path / "model", client=1, format=format)
+    made = fedslr.export(result, tmp_path / f"model{SUFFIXES[format]}", client=1, format=format)
     x = torch.randn(3, 1, 8, 8)
     assert close(answers(made, None)(x), result.personal_model(1)(x))
 
@@ -463,6 +464,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
         "its description of the model is wrong",
     ),
     "somebody's code": (lambda data: damaged(data, model={"name": "os:system"}), "the weights of a model of your own"),
+    "a list for a name": (lambda data: damaged(data, model={"name": ["cnn"]}), "the weights of a model of your own"),
     "no model": (lambda data: damaged(data, model=3), "the weights of a model of your own"),
     "an unknown form": (lambda data: damaged(data, forms={"conv1.weight": "magic"}), "a form that it cannot have"),
     "forms of nothing": (lambda data: damaged(data, forms={"x": "factors"}), "a form that it cannot have"),
@@ -634,6 +636,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "output exists": (
         lambda f, p: ["export", f, "--global", "--out", f / "config.toml"],
         "config.toml already exists; choose another --out",
+    ),
+    "a torch program by another name": (
+        lambda f, p: ["export", f, "--global", "--format", "torch", "--out", p / "x.pt"],
+        "out: got 'x.pt', expected a name that ends in .pt2",
     ),
     "no run": (lambda f, p: ["export", p, "--global"], "no run in it (config.toml is missing)"),
     "no checkpoint": (lambda f, p: ["export", no_checkpoint(f, p), "--global"], "no checkpoint in it"),

@@ -97,6 +97,8 @@ def export(
     if format == "onnx":
         programs.require_onnx()
     target = Path(path)
+    if format == "torch" and target.suffix != SUFFIXES[format]:
+        raise FedslrError(f"out: got '{target.name}', expected a name that ends in .pt2, as torch.export.load does")
     page = target.with_name(target.name + ".md")
     for there in (target, page):
         if there.exists():

@@ -23,7 +23,7 @@ from fedslr import wire
 from fedslr.errors import FedslrError, WireError
 from fedslr.matrix import LowRank
 from fedslr.models import MODELS
-from fedslr.shipping.forms import FORMS, Forms, alternatives, convertible, shaped
+from fedslr.shipping.forms import Forms, alternatives, convertible, shaped
 from fedslr.shipping.parts import Layer, pieces
 
 FORMAT = 1
@@ -105,7 +105,7 @@ def _template(about: Mapping[str, Any]) -> nn.Module:
     kind = about.get("model")
     made = kind if isinstance(kind, dict) else {}
     name, shape, classes = made.get("name"), made.get("input_shape"), made.get("classes")
-    if name not in MODELS:
+    if not isinstance(name, str) or name not in MODELS:
         raise FileError("it holds the weights of a model of your own; give the module: load_exported(path, module)")
     try:
         # Sizes that a damaged file makes up take no memory here, and are refused when the weights do not fit.
@@ -127,7 +127,8 @@ def _forms(about: Mapping[str, Any], model: nn.Module, layers: Mapping[str, Laye
     if not isinstance(forms, dict):
         raise FileError("its description has no forms")
     for name, form in forms.items():
-        if form not in FORMS or name not in plains or form not in alternatives(plains[name], layers[name]):
+        known = name in plains and name in layers
+        if not known or form not in alternatives(plains[name], layers[name]):
             raise FileError(f"its description gives {name!r} a form that it cannot have")
     return dict(forms)
 

@@ -16,10 +16,11 @@ from fedslr.shipping.parts import Layer
 from fedslr.shipping.timing import Runtime, milliseconds
 
 Forms = dict[str, str]
-"""The form of every layer that is not dense, by the name of its weight."""
+"""The form of every layer that is not dense, by the name of its weight: factors, sparse or recomposed."""
 
-FORMS = ("dense", "factors", "sparse", "recomposed")
 REPEAT = 15
+HOPELESS = 3
+"""A form that takes so many times as long as dense at first sight is not looked at again."""
 MARGIN = 0.97
 """A form must take less than this share of dense's time: a coin toss is no reason to leave the plain layer."""
 
@@ -105,8 +106,10 @@ def fastest(model: nn.Module, layers: Mapping[str, Layer], x: Tensor, runtime: R
         if not others:
             continue
         made = {"dense": plain, **{form: in_form(form, plain, layers[name]) for form in others}}
-        took = milliseconds({form: runtime.ready(one, seen[name]) for form, one in made.items()}, repeat)
-        found[name] = _cheapest(took, "dense")
+        calls = {form: runtime.ready(one, seen[name]) for form, one in made.items()}
+        glance = milliseconds(calls, 1)
+        promising = {form: call for form, call in calls.items() if glance[form] <= HOPELESS * glance["dense"]}
+        found[name] = _cheapest(milliseconds(promising, repeat), "dense")
     found = {name: form for name, form in found.items() if form != "dense"}
     return _fastest_of([{}, found, smallest(model, layers)], model, layers, x, runtime, repeat)
 

@@ -130,9 +130,10 @@ def _window(plain: nn.Conv2d) -> dict[str, Any]:
 
 
 def onnx_devices() -> list[str]:
-    import onnxruntime
-
-    return [device for device, provider in PROVIDERS.items() if provider in onnxruntime.get_available_providers()]
+    """The devices that onnxruntime really runs on here: it takes the CPU where a GPU was asked for in vain."""
+    wanted = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    tried = _layer_bytes(nn.Linear(1, 1))
+    return [device for device in wanted if PROVIDERS[device] in session(tried, device).get_providers()]
 
 
 def session(data: bytes, device: str = "cpu") -> Any:
