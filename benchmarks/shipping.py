@@ -113,14 +113,14 @@ def runs(path: Path, format: str, dense: nn.Module, x: Tensor) -> dict[str, Call
     return {"file": Torch().ready(read(path), x), "dense": Torch().ready(dense, x)}
 
 
-def exports(folder: Path, label: str, repeat: int) -> list[dict[str, Any]]:
+def exports(folder: Path, label: str, formats: list[str], repeat: int) -> list[dict[str, Any]]:
     """Both models of a run, in every format, for size and for speed."""
     result = fedslr.open_run(folder, device="cpu")
     x = result.federation.inputs(result.federation.clients[0].x_test[:BATCH])
     rows = []
     for client in (None, 0):
         dense = result.global_model() if client is None else result.personal_model(client)
-        for format in ("safetensors", "torch", "onnx"):
+        for format in formats:
             for purpose in ("size", "speed"):
                 name = f"{'global' if client is None else client}-{purpose}{SUFFIXES[format]}"
                 made = fedslr.export(
@@ -157,13 +157,16 @@ def unused(path: Path) -> Path:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--out", type=Path, default=Path("runs/shipping"))
+    options.add_argument("--formats", nargs="+", default=list(SUFFIXES), choices=list(SUFFIXES))
     options.add_argument("--repeat", type=int, default=30)
     options.add_argument("--json", help="where to write the figures")
     given = options.parse_args()
     trained = json.loads(TRAINED.read_text())["rank"]
     folders = {str(k): make(given.out, str(k), k, scaled(trained, m) if k else {}) for k, m in PAPER.items()}
     folders["trained"] = make(given.out / "trained", "trained", 1e-4, trained)
-    rows = [row for label, name in EXPORTED.items() for row in exports(folders[name], label, given.repeat)]
+    rows: list[dict[str, Any]] = []
+    for label, name in EXPORTED.items():
+        rows += exports(folders[name], label, given.formats, given.repeat)
     report.finish("shipping", rows, given.json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -100,21 +101,26 @@ def fastest(model: nn.Module, layers: Mapping[str, Layer], x: Tensor, runtime: R
     """
     whole = shaped(model, layers, {})
     seen = _inputs(whole, x)
-    found: Forms = {}
-    for name, plain in convertible(whole).items():
-        others = alternatives(plain, layers[name], runtime.sparse) if name in layers and name in seen else []
-        if not others:
-            continue
-        made = {"dense": plain, **{form: in_form(form, plain, layers[name]) for form in others}}
-        calls = {form: runtime.ready(one, seen[name]) for form, one in made.items()}
-        glance = milliseconds(calls, 1)
-        promising = {form: call for form, call in calls.items() if glance[form] <= HOPELESS * glance["dense"]}
-        found[name] = _cheapest(milliseconds(promising, repeat), "dense")
-    found = {name: form for name, form in found.items() if form != "dense"}
-    return _fastest_of([{}, found, smallest(model, layers)], model, layers, x, runtime, repeat)
+    best = {
+        name: _fastest_form(plain, layers[name], seen[name], runtime, repeat)
+        for name, plain in convertible(whole).items()
+        if name in layers and name in seen
+    }
+    found = {name: form for name, form in best.items() if form != "dense"}
+    return _fastest_plan([{}, found, smallest(model, layers)], model, layers, x, runtime, repeat)
 
 
-def _fastest_of(
+def _fastest_form(plain: Plain, layer: Layer, x: Tensor, runtime: Runtime, repeat: int) -> str:
+    others = {form: in_form(form, plain, layer) for form in alternatives(plain, layer, runtime.sparse)}
+    if not others:
+        return "dense"
+    calls = {form: runtime.ready(made, x) for form, made in {"dense": plain, **others}.items()}
+    glance = milliseconds(calls, 1)
+    promising = {form: call for form, call in calls.items() if glance[form] <= HOPELESS * glance["dense"]}
+    return _cheapest(milliseconds(promising, repeat), "dense")
+
+
+def _fastest_plan(
     plans: list[Forms], model: nn.Module, layers: Mapping[str, Layer], x: Tensor, runtime: Runtime, repeat: int
 ) -> Forms:
     different = {repr(sorted(plan.items())): plan for plan in plans}
@@ -133,10 +139,11 @@ def _inputs(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """What every convertible layer is given when the model sees a batch."""
     seen: dict[str, Tensor] = {}
 
-    def watch(name: str) -> Any:
-        return lambda module, given: seen.setdefault(name, given[0].detach())
+    def watch(name: str, module: nn.Module, given: tuple[Any, ...]) -> None:
+        seen.setdefault(name, given[0].detach())
 
-    hooks = [plain.register_forward_pre_hook(watch(name)) for name, plain in convertible(model).items()]
+    plains = convertible(model).items()
+    hooks = [plain.register_forward_pre_hook(functools.partial(watch, name)) for name, plain in plains]
     try:
         with torch.no_grad():
             model(x)
