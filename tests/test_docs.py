@@ -27,7 +27,7 @@ def test_readme_examples_run(index, capsys):
     assert scope["result"].summary["accuracy"]["personal"] > 0.5
 
 
-@pytest.mark.parametrize("page", ["docs/own-data.md", "docs/own-model.md"])
+@pytest.mark.parametrize("page", ["docs/own-data.md", "docs/own-model.md", "docs/export.md"])
 def test_pages_are_complete_programs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (block,) = python_blocks(page)

@@ -33,6 +33,8 @@ from fedslr.api import Result, run
 from fedslr.config import Settings
 from fedslr.data import ClientData, Federation, load
 from fedslr.errors import CheckpointError, FedslrError, Interrupted, WireError
+from fedslr.reopen import open_run
+from fedslr.shipping import export, load_exported
 from fedslr.types import Algorithm, Batch, LocalData, Params, Payload, Round, Task
 
 try:
@@ -74,6 +76,9 @@ __all__ = [
     "SparseSparse",
     "Task",
     "WireError",
+    "export",
     "load",
+    "load_exported",
+    "open_run",
     "run",
 ]

@@ -25,17 +25,31 @@ from fedslr.errors import FedslrError, Interrupted
 from fedslr.models import MODELS
 from fedslr.record import Record, RunFolder, SharedFolder, read_records
 from fedslr.report import write_report
-from fedslr.types import Algorithm, Loss, Params
+from fedslr.types import Algorithm, Loss, Params, Payload
 
 
 class Result:
     """What a run leaves: its figures, its models and, if one was asked for, its folder."""
 
-    def __init__(self, simulation: Simulation, records: list[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        records: list[dict[str, Any]],
+        summary: dict[str, Any] | None = None,
+        out: Path | None = None,
+    ) -> None:
         self._simulation = simulation
         self.records = records
-        self.summary = summarize(figures(simulation), records, rerunnable=is_rerunnable(simulation))
-        self.out = simulation.folder.path if simulation.folder else None
+        self.summary = summary or summarize(figures(simulation), records, rerunnable=is_rerunnable(simulation))
+        self.out = simulation.folder.path if simulation.folder else out
+
+    @property
+    def algorithm(self) -> Algorithm[Any, Any]:
+        return self._simulation.algorithm
+
+    @property
+    def federation(self) -> Federation:
+        return self._simulation.federation
 
     @property
     def global_params(self) -> Params:
@@ -45,13 +59,25 @@ class Result:
 
     def personal_params(self, client: int) -> dict[str, Tensor]:
         """The parameters of one client's personal model."""
+        return self._simulation.personal_params(self._checked(client))
+
+    def personal_parts(self, client: int) -> Payload:
+        """What a client keeps of its personal model: factors, a sparse part, whatever the method holds."""
+        state = self._simulation.state(self._checked(client))
+        return self.algorithm.deployed(state, self._simulation.broadcast)
+
+    def global_parts(self) -> Payload:
+        """The global model as the server holds it: factors where the method has them."""
+        return self.algorithm.shared(self._simulation.broadcast)
+
+    def _checked(self, client: int) -> int:
         known = self._simulation.num_clients
         if not hasattr(client, "__index__") or not 0 <= client < known:
             raise FedslrError(f"client: got {client!r}, expected a whole number from 0 to {known - 1}")
         group = self._simulation.group
         if group.owner(client) != group.rank:
             raise FedslrError(f"client: {client} lives in the process of rank {group.owner(client)}; ask there")
-        return self._simulation.personal_params(int(client))
+        return int(client)
 
     def personal_model(self, client: int) -> nn.Module:
         """One client's personal model, ready to use."""
@@ -60,6 +86,10 @@ class Result:
     def global_model(self) -> nn.Module:
         """The global model, ready to use."""
         return self._filled(self.global_params)
+
+    @property
+    def has_global_model(self) -> bool:
+        return self.algorithm.global_model(self._simulation.server) is not None
 
     def _filled(self, params: Params) -> nn.Module:
         model = copy.deepcopy(self._simulation.task.model)

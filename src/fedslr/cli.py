@@ -31,6 +31,7 @@ from fedslr.errors import FedslrError, Interrupted
 from fedslr.record import Record, locked, read_records
 from fedslr.report import tables
 from fedslr.report.split import label_counts, skew, split_figure
+from fedslr.shipping import commands as shipping
 from fedslr.store import write_durably
 
 if TYPE_CHECKING:
@@ -311,6 +312,8 @@ def algorithms() -> None:
             default = f"{option.default:g}" if isinstance(option.default, float) else option.default
             out_console.print(f"    {option.name} = {default}  {option.help} ({option.kind})", soft_wrap=True)
 
+
+shipping.mount(app)
 
 data_app = typer.Typer(help="Get datasets, check them, and see how they are shared out.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")

@@ -77,6 +77,9 @@ STORED = {
 PATTERNS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers of so many bytes: bit patterns, to which a negative zero is not zero."""
 
+ENDINGS = ("", ".u", ".v", ".values", ".bitmap", ".indices")
+"""How the names of a leaf's arrays may end."""
+
 Array = np.ndarray[Any, Any]
 Bytes = bytes | memoryview
 Path = tuple[str, ...]
@@ -167,13 +170,15 @@ def _plan(path: Path, leaf: Any, count: int = 0) -> Plan:
     return Plan((path, "plain", "", leaf), {}, 0)
 
 
+def as_factors(leaf: LowRank) -> bool:
+    """Whether a layer travels as factors: only where they are smaller than the matrix, r(m + n) < mn."""
+    width = leaf.u.element_size()
+    return leaf.numbers * width + ENTRY < prod(leaf.shape) * width
+
+
 def _settle(leaf: Any) -> Any:
-    """A layer travels as factors only where they are smaller than the matrix, r(m + n) < mn; else multiplied out."""
-    if isinstance(leaf, LowRank):
-        width = leaf.u.element_size()
-        if leaf.numbers * width + ENTRY >= prod(leaf.shape) * width:
-            return leaf.dense()
-    return leaf
+    """Factors that are no smaller than their matrix are multiplied out."""
+    return leaf.dense() if isinstance(leaf, LowRank) and not as_factors(leaf) else leaf
 
 
 # --- trees to arrays and back ---------------------------------------------------------------------------------------

@@ -405,16 +405,31 @@ class Simulation:
         generation, kept = found
         if generation.rounds > self.settings.rounds:
             raise FedslrError(f"rounds: got {self.settings.rounds}, but the run already has {generation.rounds}")
+        self._go_back_to(generation, kept)
+        self.folder.rewind(generation.notes["metrics"])
+        self.checkpoints.restore(self.store, generation)
+        return True
+
+    def look_into(self, folder: Path) -> None:
+        """Take the models that the newest checkpoint of a run folder holds. Nothing there is changed."""
+        # A folder that nobody trained in is not to be given a checkpoint folder by being looked at.
+        checkpoints = Checkpoints(folder / "checkpoint") if (folder / "checkpoint").is_dir() else None
+        found = checkpoints.load(self.warn, clients=False) if checkpoints else None
+        if checkpoints is None or found is None:
+            raise CheckpointError(f"{folder}: no checkpoint in it, so there are no models; expected a run's own folder")
+        generation, kept = found
+        self.store = ClientStore(checkpoints.clients, self.device, budget=0)
+        self.store.entries = dict(generation.clients)
+        self._go_back_to(generation, kept)
+
+    def _go_back_to(self, generation: Generation, kept: dict[str, Any]) -> None:
         self._check_resumable(generation, kept)
         kept = wire.to_device(kept, self.device)
         self.start = kept["start"]
         self.server = restore(type(self.server), kept["server"])
         self.done = self._saved = generation.rounds
         self.seconds = {**self.seconds, **generation.notes["seconds"]}
-        self.folder.rewind(generation.notes["metrics"])
-        self.checkpoints.restore(self.store, generation)
         self._announce()
-        return True
 
     def _check_resumable(self, generation: Generation, kept: dict[str, Any]) -> None:
         if generation.notes["data"] != self.fingerprint:

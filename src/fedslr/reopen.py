@@ -1,0 +1,96 @@
+"""`open_run`: a run folder in, its models and figures out, without training."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedslr import config
+from fedslr.api import Result
+from fedslr.config import Recipe
+from fedslr.data import share_out
+from fedslr.data.federation import Federation
+from fedslr.engine.rounds import Simulation
+from fedslr.errors import FedslrError
+from fedslr.record import read_records
+from fedslr.types import Loss
+
+
+def open_run(
+    path: str | Path,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    *,
+    device: str = "auto",
+    loss: Loss = cross_entropy,
+    warn: Callable[[str], None] | None = None,
+) -> Result:
+    """The result of the run in a folder, as its newest checkpoint has it; nothing in the folder is changed.
+
+    Data and model are made again from `config.toml`. A federation, a model or a loss that `run` was given as an object
+    has to be given here too; data and model are verified to be those of the run. A client's state is read when it is
+    asked for.
+    """
+    folder, tell = Path(path), warn or (lambda text: warnings.warn(text, stacklevel=3))
+    recipe = _recipe(folder, federation, model)
+    # How it was trained does not matter to what it became, and another machine may not have it.
+    settings = replace(
+        recipe.settings,
+        device=device,
+        engine="eager",
+        compile=False,
+        precision="float32",
+        store="memory",
+        memory_budget=None,
+        diagnostics=False,
+    )
+    simulation = Simulation(
+        recipe.algorithm,
+        federation or share_out(recipe.data),
+        model or recipe.model.name,
+        settings,
+        loss=loss,
+        warn=tell,
+    )
+    simulation.look_into(folder)
+    records = [record for record in read_records(folder) if record["round"] <= simulation.done]
+    return Result(simulation, records, _summary(folder), folder)
+
+
+def _recipe(folder: Path, federation: Federation | None, model: nn.Module | None) -> Recipe:
+    """What the folder's run was asked to do, less what is given."""
+    kept = folder / "config.toml"
+    try:
+        table: dict[str, Any] = tomllib.loads(kept.read_text())
+    except FileNotFoundError:
+        raise FedslrError(f"{folder}: no run in it (config.toml is missing)") from None
+    except (OSError, ValueError) as error:
+        raise FedslrError(f"{kept}: cannot be read: {error}") from None
+    if federation is not None:
+        table["data"] = {"clients": len(federation.clients)}
+    if model is not None:
+        table["model"] = {}
+    # Nobody is drawn any more, by whatever function it was.
+    table["selection"] = "uniform"
+    try:
+        return config.parse(table)
+    except FedslrError as error:
+        raise FedslrError(f"{kept}: {error}; your own data and model are given to fedslr.open_run in Python") from None
+
+
+def _summary(folder: Path) -> dict[str, Any] | None:
+    """The figures a finished run wrote; none of an unfinished one."""
+    kept = folder / "summary.json"
+    try:
+        found = json.loads(kept.read_text()) if kept.exists() else None
+    except (OSError, ValueError) as error:
+        raise FedslrError(f"{kept}: cannot be read: {error}") from None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,123 @@
+"""The model card: a page beside an exported file that says what the model is, how good, how large, how to run it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedslr.report import amount, percent
+
+RUN = {
+    "safetensors": "import fedslr\n\nmodel = fedslr.load_exported({file}{module})\nscores = model(inputs)",
+    "torch": "import torch\n\nmodel = torch.export.load({file}).module()\nscores = model(inputs)",
+    "onnx": (
+        "import onnxruntime\n\nsession = onnxruntime.InferenceSession({file})\n"
+        "scores = session.run(None, {{session.get_inputs()[0].name: inputs}})[0]"
+    ),
+}
+
+
+class Facts(NamedTuple):
+    """What a card says."""
+
+    file: str
+    format: str
+    purpose: str
+    client: int | None
+    accuracy: float | None
+    tested: int
+    """Samples of the client's test set; 0 where the accuracy is the mean over clients."""
+    bytes: int
+    dense_bytes: int
+    numbers: int
+    dense_numbers: int
+    difference: float
+    about: Mapping[str, Any]
+    """The description that a safetensors file carries."""
+    hyperparameters: Mapping[str, Any]
+
+
+def escaped(text: object) -> str:
+    """Somebody's own words in one line of Markdown, none of them markup."""
+    return re.sub(r"([\\\\`*_{}\[\]()<>#+!|~&$-])", r"\\\1", " ".join(str(text).split()))
+
+
+def whose(client: int | None) -> str:
+    return "the global model" if client is None else f"the personal model of client {client}"
+
+
+def card(facts: Facts) -> str:
+    """The page."""
+    about = facts.about
+    run = RUN[facts.format].format(
+        file=json.dumps(facts.file), module="" if about["model"]["name"] else ", module_of_the_same_architecture"
+    )
+    return (
+        "\n\n".join(
+            [
+                f"# {escaped(facts.file)}",
+                f"{whose(facts.client).capitalize()} of a federation, trained with {escaped(about['method'])} "
+                f"on {escaped(about['dataset'])}.",
+                _table(_rows(facts)),
+                "## Running it",
+                f"```python\n{run}\n```",
+                f"`inputs` is a batch of shape {_shape(about['model']['input_shape'])} of {escaped(about['dtype'])}. "
+                f"{_normalised(about['normalization'])} `scores` has one number per class; the largest is the answer.",
+                "## Layers",
+                _layers(about["forms"], about["layers"]),
+                "The answers of this file differ from those of the dense model by at most "
+                f"{facts.difference:.1g} on the inputs it was checked with.",
+            ]
+        )
+        + "\n"
+    )
+
+
+def _rows(facts: Facts) -> list[tuple[str, str]]:
+    about = facts.about
+    settings = ", ".join(f"{name} = {value}" for name, value in facts.hyperparameters.items())
+    tested = f"its {facts.tested} test samples" if facts.tested else "mean over clients, each on its own test set"
+    return [
+        ("method", about["method"] + (f" ({settings})" if settings else "")),
+        ("data", f"{about['dataset']}, {about['clients']} clients"),
+        ("rounds", f"{about['rounds']}"),
+        ("seed", f"{about['seed']}"),
+        ("architecture", about["model"]["name"] or about["model"]["class"]),
+        ("accuracy", f"{percent(facts.accuracy)} ({tested})" if facts.accuracy is not None else "not measured"),
+        ("size of the file", f"{amount(facts.bytes)}, {_share(facts.bytes, facts.dense_bytes)}"),
+        ("numbers in it", f"{facts.numbers:,}, {_share(facts.numbers, facts.dense_numbers)}"),
+        ("made for", facts.purpose),
+    ]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} % of the dense weights" if whole else "–"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {escaped(value)} |" for name, value in rows)])
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "(" + ", ".join(["batch", *map(str, shape)]) + ")"
+
+
+def _normalised(normalization: Mapping[str, Any] | None) -> str:
+    if normalization is None:
+        return "They are given as the data were."
+    mean, deviation = (", ".join(f"{v:g}" for v in normalization[k]) for k in ("mean", "deviation"))
+    return f"Pixels p from 0 to 255 are given as (p/255 − mean)/deviation, with mean {mean} and deviation {deviation}."
+
+
+def _layers(forms: Mapping[str, str], layers: int) -> str:
+    counted = Counter(forms.values())
+    words = {
+        "factors": "run as two thin layers",
+        "sparse": "run as thin layers and a sparse product",
+        "recomposed": "are put together from factors and non-zeros",
+    }
+    parts = [f"{counted[form]} {text}" for form, text in words.items() if counted[form]]
+    return f"Of {layers} weight matrices {', '.join([*parts, f'{layers - len(forms)} are dense'])}."

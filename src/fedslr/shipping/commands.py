@@ -1,0 +1,74 @@
+"""`fedslr export` and `fedslr latency`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedslr.errors import FedslrError
+from fedslr.reopen import open_run
+from fedslr.report import amount, percent
+from fedslr.shipping import latency as latencies
+from fedslr.shipping import programs
+from fedslr.shipping.card import whose
+from fedslr.shipping.export import BATCH, SUFFIXES
+from fedslr.shipping.export import export as write
+
+Client = Annotated[int | None, typer.Option(help="The client whose personal model it is.")]
+Batch = Annotated[int, typer.Option(min=1, help="Samples in the batch that times are measured with.")]
+
+
+def mount(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(export)
+    app.command()(latency)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    client: Client = None,
+    shared: Annotated[bool, typer.Option("--global", help="The global model instead of a client's.")] = False,
+    format: Annotated[str, typer.Option(help="safetensors, torch (torch.export) or onnx.")] = "safetensors",
+    purpose: Annotated[str, typer.Option("--for", help="size, or speed as measured on this machine.")] = "size",
+    out: Annotated[Path | None, typer.Option(help="The file. Default: export/ in the run's folder.")] = None,
+    batch: Batch = BATCH,
+) -> None:
+    """Write one model of a run to a file that runs without it, with a model card beside it."""
+    if (client is None) is not shared:
+        raise FedslrError("export: got neither or both of --client and --global, expected one of them")
+    name = "global" if client is None else f"client-{client}"
+    target = out or folder / "export" / f"{name}{SUFFIXES.get(format, '')}"
+    made = write(open_run(folder, device="cpu"), target, client=client, format=format, purpose=purpose, batch=batch)
+    facts = made.facts
+    for line in (
+        f"{whose(client)}, {facts.format}, for {facts.purpose}: {made.path}",
+        f"{amount(facts.bytes)}, {100 * facts.bytes / facts.dense_bytes:.0f} % of the dense weights "
+        f"({amount(facts.dense_bytes)})",
+        f"accuracy {percent(facts.accuracy)}; answers differ from the dense model's by at most {facts.difference:.1g}",
+        f"model card: {made.card}",
+    ):
+        typer.echo(line)
+
+
+def latency(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or folders that hold such.")],
+    client: Client = None,
+    batch: Batch = BATCH,
+    repeat: Annotated[int, typer.Option(min=1, help="Batches that are timed; the median counts.")] = 50,
+    out: Annotated[Path | None, typer.Option(help="The figures as JSON. Default: latency.json in the folder.")] = None,
+) -> None:
+    """Milliseconds per batch of the models of some runs: dense, factorised, sparse, and the fastest form per layer.
+
+    Without a client it is the global model, as in the paper's table.
+    """
+    target = out or folders[0] / "latency.json"
+    found = latencies.rows(folders, client, batch, repeat)
+    under = latencies.conditions(batch, repeat, client)
+    latencies.save(target, found, under)
+    typer.echo(f"milliseconds per batch of {batch}, median of {repeat}, {under['threads']} threads; {under['model']}")
+    typer.echo(latencies.table(found), nl=False)
+    if not programs.has_onnx():
+        typer.echo("without onnxruntime, which is not installed: pip install 'fedslr[export]'")
+    typer.echo(f"written to {target}")

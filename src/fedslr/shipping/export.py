@@ -1,0 +1,209 @@
+"""`export`: one model of a run as a file of its own, checked against the dense model, with a card beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedslr.api import Result
+from fedslr.errors import FedslrError
+from fedslr.matrix import is_matrix
+from fedslr.models import MODELS
+from fedslr.shipping import files, forms, programs
+from fedslr.shipping.card import Facts, card
+from fedslr.shipping.forms import Forms
+from fedslr.shipping.parts import Layer, composed
+from fedslr.shipping.timing import OnnxRuntime, Runtime, Torch
+from fedslr.store import write_durably
+
+SUFFIXES = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
+PURPOSES = ("size", "speed")
+TOLERANCE = 1e-5
+"""How far an answer may be from the dense model's: absolutely, or relative to answers above 1."""
+BATCH = 20
+
+
+class Exported(NamedTuple):
+    """A file that ships, and its figures."""
+
+    path: Path
+    card: Path
+    facts: Facts
+
+
+class Source(NamedTuple):
+    """One model of a run: dense, by its layers, and with inputs it was made for."""
+
+    client: int | None
+    model: nn.Module
+    layers: dict[str, Layer]
+    others: dict[str, Tensor]
+    """What else its state dict has: buffers, and parameters that do not train."""
+    x: Tensor
+
+    @property
+    def dense_bytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in self.model.state_dict().values())
+
+    @property
+    def dense_numbers(self) -> int:
+        return sum(x.numel() for x in self.model.state_dict().values())
+
+
+def source(result: Result, client: int | None, batch: int = BATCH) -> Source:
+    """The personal model of a client, or the global model."""
+    if client is None and not result.has_global_model:
+        raise FedslrError(f"global: {result.algorithm.name} has no global model; expected --client NUMBER")
+    if client is None:
+        params, kept, model = result.global_params, result.global_parts(), result.global_model()
+    else:
+        params, kept = result.personal_params(client), result.personal_parts(client)
+        model = result.personal_model(client)
+    model = model.cpu().eval().requires_grad_(False)
+    others = {name: x for name, x in model.state_dict().items() if name not in params}
+    return Source(client, model, composed(kept, params), others, _inputs(result, client or 0, batch, model))
+
+
+def _inputs(result: Result, client: int, batch: int, model: nn.Module) -> Tensor:
+    """A batch of a client's own inputs; again from the first where it has too few."""
+    held = result.federation.clients[client]
+    x = held.x_test if len(held.x_test) else held.x
+    shown = result.federation.inputs(x[torch.arange(batch) % len(x)])
+    return shown.to(next(model.parameters()).dtype) if shown.is_floating_point() else shown
+
+
+def export(
+    result: Result,
+    path: str | Path,
+    *,
+    client: int | None = None,
+    format: str = "safetensors",
+    purpose: str = "size",
+    batch: int = BATCH,
+) -> Exported:
+    """Write a client's personal model, or without a client the global one, to a file, and a card beside it.
+
+    A result is what `run` or `open_run` gave. `purpose="size"` makes every layer as small as it can be; `"speed"` gives
+    every layer the form that is fastest for a batch of this size on this machine.
+    """
+    for name, value, known in (("format", format, tuple(SUFFIXES)), ("for", purpose, PURPOSES)):
+        if value not in known:
+            raise FedslrError(f"{name}: got '{value}', expected {', '.join(known)}")
+    if format == "onnx":
+        programs.require_onnx()
+    target = Path(path)
+    if format == "torch" and target.suffix != SUFFIXES[format]:
+        raise FedslrError(f"out: got '{target.name}', expected a name that ends in .pt2, as torch.export.load does")
+    page = target.with_name(target.name + ".md")
+    for there in (target, page):
+        if there.exists():
+            raise FedslrError(f"out: {there} already exists; choose another --out")
+    chosen = source(result, client, batch)
+    plan = _plan(chosen, format, purpose)
+    about = describe(result, chosen, plan)
+    data, numbers, answers = _written(chosen, plan, about, format)
+    difference = _checked(chosen, answers)
+    accuracy, tested = _accuracy(result, client, answers)
+    facts = Facts(
+        target.name,
+        format,
+        purpose,
+        client,
+        accuracy,
+        tested,
+        len(data),
+        chosen.dense_bytes,
+        numbers,
+        chosen.dense_numbers,
+        difference,
+        about,
+        dataclasses.asdict(result.algorithm),  # type: ignore[call-overload]
+    )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(target, data)
+        write_durably(page, card(facts).encode())
+    except OSError as error:
+        raise FedslrError(f"out: cannot write {target}: {error.strerror}") from None
+    return Exported(target, page, facts)
+
+
+def _plan(chosen: Source, format: str, purpose: str) -> Forms:
+    if purpose == "size":
+        small = forms.smallest if format == "safetensors" else forms.smallest_program
+        return small(chosen.model, chosen.layers)
+    runtime: Runtime = OnnxRuntime() if format == "onnx" else Torch()
+    if format == "torch":
+        runtime.sparse = False
+    return forms.fastest(chosen.model, chosen.layers, chosen.x, runtime)
+
+
+def describe(result: Result, chosen: Source, plan: Forms) -> dict[str, Any]:
+    """What a file says of itself: all that is needed to build the model again, and where it comes from."""
+    federation, summary = result.federation, result.summary
+    by_class = {made: name for name, made in MODELS.items()}
+    normalization = federation.normalization
+    return {
+        "model": {
+            "name": by_class.get(type(chosen.model)),
+            "class": type(chosen.model).__name__,
+            "input_shape": list(federation.input_shape),
+            "classes": federation.num_classes,
+        },
+        "dtype": str(next(chosen.model.parameters()).dtype).removeprefix("torch."),
+        "normalization": None if normalization is None else normalization._asdict(),
+        "forms": plan,
+        "layers": sum(is_matrix(layer.whole) for layer in chosen.layers.values()),
+        "client": chosen.client,
+        **{"method": summary["algorithm"]},
+        **{key: summary[key] for key in ("dataset", "clients", "rounds", "seed")},
+    }
+
+
+Answers = Callable[[Tensor], Tensor]
+
+
+def _written(chosen: Source, plan: Forms, about: dict[str, Any], format: str) -> tuple[bytes, int, Answers]:
+    """A file's bytes, the numbers in it, and what it answers when it is read again."""
+    if format == "safetensors":
+        data, numbers = files.encode(about, chosen.layers, chosen.others)
+        return data, numbers, files.built(data, None if about["model"]["name"] else chosen.model)
+    made = forms.shaped(chosen.model, chosen.layers, plan)
+    numbers = sum(x.numel() for x in made.state_dict().values())
+    if format == "torch":
+        data = programs.torch_bytes(made, chosen.x)
+        return data, numbers, programs.torch_answers(data)
+    data = programs.onnx_bytes(made, chosen.x)
+    return data, numbers, programs.onnx_answers(data)
+
+
+@torch.no_grad()
+def _checked(chosen: Source, answers: Answers) -> float:
+    """How far the file's answers are from the dense model's; too far is refused."""
+    expected, found = chosen.model(chosen.x), answers(chosen.x)
+    difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+    if not difference <= TOLERANCE:
+        raise FedslrError(
+            f"the exported model's answers differ from the dense model's by {difference:.2g}; not written"
+        )
+    return difference
+
+
+@torch.no_grad()
+def _accuracy(result: Result, client: int | None, answers: Answers) -> tuple[float | None, int]:
+    """On the client's test set, as the file answers; of the global model, the mean over clients as it was recorded."""
+    if client is None:
+        return result.summary["accuracy"]["global"], 0
+    held = result.federation.clients[client]
+    tested = len(held.y_test)
+    if not tested:
+        return None, 0
+    dtype = next(iter(result.personal_params(client).values())).dtype
+    shown = result.federation.inputs(held.x_test)
+    scores = answers(shown.to(dtype) if shown.is_floating_point() else shown)
+    return float((scores.argmax(1) == held.y_test).double().mean()), tested

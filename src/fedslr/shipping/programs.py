@@ -1,0 +1,160 @@
+"""Models as programs that run without their Python: torch.export's archives and ONNX files."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedslr.errors import FedslrError
+from fedslr.shipping.layers import Recomposed, Thin, is_plain
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+def has_onnx() -> bool:
+    return all(find_spec(name) for name in PACKAGES)
+
+
+def require_onnx() -> None:
+    missing = [name for name in PACKAGES if not find_spec(name)]
+    if missing:
+        raise FedslrError(f"format: onnx needs {', '.join(missing)}, not installed; pip install 'fedslr[export]'")
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def _example(x: Tensor) -> tuple[tuple[Tensor], tuple[dict[int, Any]]]:
+    """A batch to follow a model with, and what of its shape may change. Archives keep it, so it is nobody's data."""
+    return (torch.zeros_like(x[:2]),), ({0: torch.export.Dim("batch", min=1, max=2**16)},)
+
+
+@contextmanager
+def _in_one_line(what: str) -> Iterator[None]:
+    """Exporters say at length why they cannot."""
+    try:
+        yield
+    except Exception as error:
+        why = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
+        raise FedslrError(f"format: this model cannot be made {what}: {why[0]}") from error
+
+
+def torch_bytes(model: nn.Module, x: Tensor) -> bytes:
+    """A model as the archive of torch.export: `torch.export.load(path).module()` runs it."""
+    batch, shapes = _example(x)
+    file = io.BytesIO()
+    with torch.no_grad(), _quiet(), _in_one_line("a torch program"):
+        torch.export.save(torch.export.export(model, batch, dynamic_shapes=shapes), file)
+    return file.getvalue()
+
+
+def onnx_bytes(model: nn.Module, x: Tensor) -> bytes:
+    """A model, or a layer of one, as an ONNX file."""
+    if is_plain(model) or isinstance(model, Thin):
+        return _layer_bytes(model)
+    batch, shapes = _example(x)
+    with torch.no_grad(), _quiet(), _in_one_line("an ONNX file"):
+        program = torch.onnx.export(
+            model,
+            batch,
+            dynamo=True,
+            # Optimizing would put the parts of weights together.
+            optimize=not any(isinstance(layer, Recomposed) for layer in model.modules()),
+            dynamic_shapes=shapes,
+            input_names=["inputs"],
+            output_names=["scores"],
+            verbose=False,
+        )
+        assert program is not None
+        data: bytes = program.model_proto.SerializeToString()
+    return data
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Exporters tell of every package they could use but do not find, and warn of their own use of torch."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
+
+
+def _layer_bytes(layer: nn.Module) -> bytes:
+    """One layer as an ONNX file, made at once: the exporter takes seconds, and choosing forms asks for many."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    plains = [layer.first, layer.second] if isinstance(layer, Thin) else [layer]
+    nodes, weights = [], []
+    for i, plain in enumerate(plains):
+        given = {f"{name}{i}": p.detach() for name, p in plain.named_parameters()}
+        names = [f"x{i}", *given]
+        if isinstance(plain, nn.Conv2d):
+            nodes.append(helper.make_node("Conv", names, [f"x{i + 1}"], **_window(plain)))
+        else:
+            # A product of inputs of any number of axes, which takes no bias of its own.
+            given[names[1]] = given[names[1]].mT.contiguous()
+            outputs = [f"product{i}", f"x{i + 1}"] if len(names) == 3 else [f"x{i + 1}"]
+            nodes.append(helper.make_node("MatMul", names[:2], outputs[:1]))
+            nodes += [helper.make_node("Add", [outputs[0], names[2]], outputs[1:])] if len(names) == 3 else []
+        weights += [numpy_helper.from_array(x.numpy(), name) for name, x in given.items()]
+    kind = TensorProto.DOUBLE if plains[0].weight.dtype == torch.float64 else TensorProto.FLOAT
+    ends = [helper.make_tensor_value_info(name, kind, None) for name in ("x0", f"x{len(plains)}")]
+    graph = helper.make_graph(nodes, "layer", ends[:1], ends[1:], weights)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    data: bytes = made.SerializeToString()
+    return data
+
+
+def _window(plain: nn.Conv2d) -> dict[str, Any]:
+    """How a convolution moves over its inputs."""
+    same = {"auto_pad": "SAME_UPPER" if plain.padding == "same" else "VALID"}
+    pads = same if isinstance(plain.padding, str) else {"pads": [*plain.padding, *plain.padding]}
+    return {**pads, "strides": list(plain.stride), "dilations": list(plain.dilation)}
+
+
+# --- running --------------------------------------------------------------------------------------------------------
+
+
+def onnx_devices() -> list[str]:
+    """The devices that onnxruntime really runs on here: it takes the CPU where a GPU was asked for in vain."""
+    wanted = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    tried = _layer_bytes(nn.Linear(1, 1))
+    return [device for device in wanted if PROVIDERS[device] in session(tried, device).get_providers()]
+
+
+def session(data: bytes, device: str = "cpu") -> Any:
+    """An ONNX file ready to be run, with as many threads as torch has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(data, options, providers=[PROVIDERS[device]])
+
+
+def torch_answers(data: bytes) -> Callable[[Tensor], Tensor]:
+    """What a torch program answers."""
+    with _quiet():
+        loaded = torch.export.load(io.BytesIO(data)).module()
+    return lambda x: loaded(x)
+
+
+def onnx_answers(data: bytes) -> Callable[[Tensor], Tensor]:
+    """What onnxruntime answers with an ONNX file."""
+    ready = session(data)
+    name = ready.get_inputs()[0].name
+    return lambda x: torch.from_numpy(ready.run(None, {name: x.numpy()})[0])

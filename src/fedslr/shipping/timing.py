@@ -1,0 +1,83 @@
+"""Milliseconds that a model takes for a batch, with torch or with onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import median
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedslr.shipping import programs
+
+WARM_UP = 3
+Call = Callable[[], Any]
+
+
+def milliseconds(calls: Mapping[str, Call], repeat: int) -> dict[str, float]:
+    """The median of every call, after a warm-up. Calls take turns, so that what else a machine does slows all alike."""
+    took: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(WARM_UP + repeat):
+        for name, call in calls.items():
+            begun = perf_counter()
+            call()
+            if turn >= WARM_UP:
+                took[name].append(1000 * (perf_counter() - begun))
+    return {name: median(times) for name, times in took.items()}
+
+
+class Runtime(Protocol):
+    """What runs models."""
+
+    name: str
+    device: str
+    sparse: bool
+    """Whether it knows sparse products."""
+
+    def ready(self, model: nn.Module, x: Tensor) -> Call:
+        """A call that runs a model, or a layer of one, on a batch."""
+        ...
+
+
+class Torch:
+    name = "torch"
+    sparse = True
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+
+    def ready(self, model: nn.Module, x: Tensor) -> Call:
+        placed, batch = model.to(self.device), x.to(self.device)
+
+        def call() -> None:
+            with torch.inference_mode():
+                placed(batch)
+            if batch.is_cuda:
+                torch.cuda.synchronize(batch.device)
+
+        return call
+
+
+class OnnxRuntime:
+    name = "onnxruntime"
+    sparse = False
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+
+    def ready(self, model: nn.Module, x: Tensor) -> Call:
+        session = programs.session(programs.onnx_bytes(model.cpu(), x.cpu()), self.device)
+        given = {session.get_inputs()[0].name: x.cpu().numpy()}
+        return lambda: session.run(None, given)
+
+
+def runtimes() -> list[Runtime]:
+    """All there are on this machine: torch and, where it is installed, onnxruntime; on the CPU and on a GPU."""
+    found: list[Runtime] = [Torch()]
+    if torch.cuda.is_available():
+        found.append(Torch("cuda"))
+    if programs.has_onnx():
+        found += [OnnxRuntime(device) for device in programs.onnx_devices()]
+    return found

@@ -1,0 +1,713 @@
+"""Models that ship: a layer in any form is the layer, a file in any format answers as the dense model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import fedslr
+from conftest import make_federation, mlp, small_cnn
+from fedslr import wire
+from fedslr.matrix import LowRank, matrix_shape, to_matrix
+from fedslr.shipping import files, forms, latency, programs, timing
+from fedslr.shipping.card import escaped
+from fedslr.shipping.export import SUFFIXES, TOLERANCE, source
+from fedslr.shipping.layers import Added, Recomposed, Thin
+from fedslr.shipping.parts import Layer, composed, slender
+
+needs_onnx = pytest.mark.skipif(not programs.has_onnx(), reason="onnx is an optional extra")
+FORMATS = ["safetensors", "torch", pytest.param("onnx", marks=needs_onnx)]
+OPTIONS: dict[str, Any] = {"rounds": 3, "clients_per_round": 3, "lr": 0.05, "personal_epochs": 2}
+
+
+def factors(shape: tuple[int, ...], rank: int, seed: int = 0) -> LowRank:
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = matrix_shape(shape)
+    return LowRank(torch.randn(rows, rank, generator=generator), torch.randn(columns, rank, generator=generator), shape)
+
+
+def sparse(shape: tuple[int, ...], density: float, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    kept = torch.rand(shape, generator=generator) < density
+    return torch.where(kept, torch.randn(shape, generator=generator), 0.0)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    a, b = a.detach(), b.detach()
+    return float((a - b).abs().max()) <= 1e-5 * max(1.0, float(b.abs().max()))
+
+
+# --- layers ---------------------------------------------------------------------------------------------------------
+
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
+    "3×3": {"kernel_size": 3, "padding": 1},
+    "3×2, strides, padding and dilation of each axis": {
+        "kernel_size": (3, 2),
+        "stride": (2, 3),
+        "padding": (2, 1),
+        "dilation": (1, 2),
+    },
+    "1×1, stride 2, no bias": {"kernel_size": 1, "stride": 2, "bias": False},
+    "same": {"kernel_size": (5, 3), "padding": "same"},
+    "valid": {"kernel_size": 3, "padding": "valid"},
+    "circular": {"kernel_size": 3, "padding": 1, "padding_mode": "circular"},
+    "reflected": {"kernel_size": 3, "padding": (2, 1), "padding_mode": "reflect"},
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("rank", [0, 1, 4])
+def test_two_thin_convolutions_are_the_convolution(case, rank):
+    layer = nn.Conv2d(5, 6, **CONVOLUTIONS[case]).double()
+    low = factors(tuple(layer.weight.shape), rank)
+    low = LowRank(low.u.double(), low.v.double(), low.shape)
+    layer.weight.data = low.dense()
+    thin = Thin(layer, low)
+    x = torch.randn(3, 5, 9, 8, dtype=torch.float64)
+    torch.testing.assert_close(thin(x), layer(x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(thin.weight, layer.weight, rtol=1e-10, atol=1e-10)
+    height, width = layer.kernel_size
+    assert thin.first.weight.shape == (max(1, rank), 5, 1, width)
+    assert thin.second.weight.shape == (6, max(1, rank), height, 1)
+
+
+def test_two_thin_linear_layers_are_the_linear_layer():
+    layer = nn.Linear(7, 5)
+    low = factors((5, 7), 2)
+    layer.weight.data = low.dense()
+    x = torch.randn(4, 3, 7)
+    torch.testing.assert_close(Thin(layer, low)(x), layer(x))
+    assert sum(p.numel() for p in Thin(layer, low).parameters()) == 2 * (5 + 7) + 5
+
+
+@pytest.mark.parametrize("case", [c for c in CONVOLUTIONS if c not in ("same", "valid", "circular", "reflected")])
+def test_a_sparse_part_is_a_product_of_its_own(case):
+    layer = nn.Conv2d(5, 6, **CONVOLUTIONS[case])
+    shape = tuple(layer.weight.shape)
+    low, rest = factors(shape, 2), sparse(shape, 0.1)
+    layer.weight.data = low.dense() + rest
+    x = torch.randn(3, 5, 9, 8)
+    assert Added.takes(layer)
+    assert close(Added(Thin(layer, low), layer, rest)(x), layer(x))
+    assert close(Recomposed(layer, low, rest)(x), layer(x))
+
+
+def test_a_sparse_part_of_a_linear_layer():
+    layer, low, rest = nn.Linear(7, 5), factors((5, 7), 1), sparse((5, 7), 0.2)
+    layer.weight.data = low.dense() + rest
+    for x in (torch.randn(4, 7), torch.randn(2, 4, 7)):
+        assert close(Added(Thin(layer, low), layer, rest)(x), layer(x))
+        assert close(Recomposed(layer, low, rest)(x), layer(x))
+
+
+def test_windows_that_are_padded_otherwise_are_not_cut():
+    assert not Added.takes(nn.Conv2d(2, 2, 3, padding="same"))
+    assert not Added.takes(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"))
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def test_few_rows_or_columns_are_exact_factors():
+    x = torch.zeros(8, 4, 3, 3)
+    x[2] = sparse((4, 3, 3), 0.5)
+    assert torch.equal(slender(x).dense(), x)
+    assert slender(x).rank == 3
+    wide = torch.zeros(6, 20)
+    wide[:, 3] = 1.5
+    assert slender(wide).rank == 1
+    assert torch.equal(slender(wide).dense(), wide)
+    assert slender(torch.zeros(6, 20)).rank == 0
+
+
+def test_parts_that_add_up_are_kept_and_others_are_not():
+    low, rest = factors((20, 20), 2), sparse((20, 20), 0.05)
+    whole = low.dense() + rest
+    mixture = {"u": {"a": whole}, "w": {"a": low}}
+    found = composed({"w": {"a": low}, "p": {"a": rest}}, {"a": whole})["a"]
+    assert found.low is not None
+    assert torch.equal(found.rest, rest)
+    taken = composed(mixture, {"a": whole})["a"]
+    assert taken.low is None
+    assert torch.equal(taken.whole, whole)
+
+
+def test_factors_count_only_where_they_are_smaller():
+    low = factors((20, 20), 3)
+    assert Layer(low.dense(), low).factors.rank == 3
+    thin = torch.zeros(20, 20)
+    thin[4] = 1
+    assert Layer(low.dense() + thin, low, thin).factors.rank == 4
+    everywhere = sparse((20, 20), 0.3)
+    assert Layer(low.dense() + everywhere, low, everywhere).factors is None
+
+
+def test_a_file_has_whatever_takes_fewest_bytes():
+    low = factors((60, 60), 3)
+    thinly, thickly = sparse((60, 60), 0.03), sparse((60, 60), 0.95)
+    for rest, kept in ((thinly, {"", "added"}), (thickly, {""})):
+        layer = Layer(low.dense() + rest, low, rest)
+        assert set(layer.stored("dense")) == kept
+        sizes = [wire.measure(x).bytes for x in ({"": layer.whole}, {"": low, "added": rest})]
+        assert wire.measure(layer.stored("dense")).bytes == min(sizes)
+
+
+# --- every method, every format -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def images() -> fedslr.Federation:
+    return make_federation([12, 9, 15, 8], (2, 6, 6))
+
+
+@dataclass(frozen=True)
+class Ranked(fedslr.FedSLR):
+    """FedSLR that leaves rank 2, and of the personal part little enough for every form of a layer to be had."""
+
+    def prox_global(self, z):
+        return {k: truncated(x) if x.ndim > 1 else x for k, x in z.items()}
+
+    def prox_personal(self, p, lr):
+        def kept(name: str, x: Tensor) -> Tensor:
+            positions = torch.arange(x.numel()).reshape(x.shape)
+            if name == "4.weight":
+                return torch.where(positions < x[0].numel(), x, 0.0)
+            return torch.zeros_like(x) if name == "8.weight" else torch.where(positions % 21 == 0, x, 0.0)
+
+        return {name: kept(name, x) for name, x in p.items()}
+
+
+def truncated(x: Tensor) -> LowRank:
+    u, s, vh = torch.linalg.svd(to_matrix(x), full_matrices=False)
+    return LowRank((u[:, :2] * s[:2]).contiguous(), vh[:2].mT.contiguous(), tuple(x.shape))
+
+
+@pytest.fixture(scope="module")
+def trained(images) -> fedslr.Result:
+    return fedslr.run(Ranked(eta_g=1), images, model=wide_cnn(), **{**OPTIONS, "clients_per_round": 4})
+
+
+def test_a_personal_layer_takes_every_form(trained):
+    chosen = source(trained, 0)
+    plains = forms.convertible(chosen.model)
+    found = {name: forms.alternatives(plain, chosen.layers[name]) for name, plain in plains.items()}
+    assert found == {
+        "0.weight": ["factors", "sparse"],
+        "4.weight": ["factors", "sparse"],
+        "6.weight": ["sparse"],
+        "8.weight": ["factors"],
+    }
+    assert forms.smallest_program(chosen.model, chosen.layers)["6.weight"] == "recomposed"
+
+
+def wide_cnn() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 12, 3, padding=1),
+        nn.GroupNorm(2, 12),
+        nn.ReLU(),
+        nn.Conv2d(12, 12, 3, padding=1, groups=2),
+        nn.Conv2d(12, 16, 3, 2),
+        nn.Flatten(),
+        nn.Linear(64, 48),
+        nn.ReLU(),
+        nn.Linear(48, 3),
+    )
+
+
+def answers(made: fedslr.shipping.Exported, model: nn.Module | None) -> Any:
+    """What a file answers to somebody who has nothing but it."""
+    if made.facts.format == "safetensors":
+        return fedslr.load_exported(made.path, model)
+    data = made.path.read_bytes()
+    return programs.torch_answers(data) if made.facts.format == "torch" else programs.onnx_answers(data)
+
+
+@pytest.mark.parametrize("method", fedslr.ALGORITHMS)
+@pytest.mark.parametrize("client", [None, 2])
+def test_every_method_ships(method, client, ragged, tmp_path):
+    result = fedslr.run(fedslr.ALGORITHMS[method](), ragged, model=mlp(), **OPTIONS)
+    out = tmp_path / "model.safetensors"
+    if client is None and not result.has_global_model:
+        with pytest.raises(fedslr.FedslrError, match=f"global: {method} has no global model; expected --client"):
+            fedslr.export(result, out, client=client)
+        assert not out.exists()
+        return
+    made = fedslr.export(result, out, client=client)
+    dense = result.global_model() if client is None else result.personal_model(client)
+    x = torch.randn(9, 6)
+    assert close(fedslr.load_exported(out, mlp())(x), dense(x))
+    assert made.facts.bytes == out.stat().st_size
+    assert made.facts.difference <= TOLERANCE
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("purpose", ["size", "speed"])
+@pytest.mark.parametrize("client", [None, 0])
+def test_every_format_answers_as_the_dense_model(format, purpose, client, trained, tmp_path):
+    out = tmp_path / f"model{SUFFIXES[format]}"
+    made = fedslr.export(trained, out, client=client, format=format, purpose=purpose)
+    dense = trained.global_model() if client is None else trained.personal_model(client)
+    for batch in (1, 5):
+        x = torch.randn(batch, 2, 6, 6)
+        assert close(answers(made, wide_cnn())(x), dense(x))
+    if purpose == "size":
+        assert made.facts.bytes < made.facts.dense_bytes or format != "safetensors"
+    if client is not None:
+        held = trained.federation.clients[client]
+        right = (dense(held.x_test.float()).argmax(1) == held.y_test).float().mean()
+        assert made.facts.accuracy == pytest.approx(float(right))
+
+
+@pytest.mark.parametrize("name", ["cnn", "mlp", "vit"])
+def test_built_in_models_need_nothing_but_their_file(name, tmp_path):
+    federation = make_federation([8, 8], (1, 8, 8))
+    result = fedslr.run(Ranked(), federation, model=name, rounds=1, batch_size=8, epochs=1, personal_epochs=0)
+    made = fedslr.export(result, tmp_path / "model", client=1)
+    assert "factors" in made.facts.about["forms"].values()
+    x = torch.randn(3, 1, 8, 8)
+    assert close(fedslr.load_exported(made.path)(x), result.personal_model(1)(x))
+
+
+@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=needs_onnx)])
+def test_a_transformer_is_a_program_too(format, tmp_path):
+    federation = make_federation([8, 8], (1, 8, 8))
+    result = fedslr.run(Ranked(), federation, model="vit", rounds=1, batch_size=8, personal_epochs=0)
+    made = fedslr.export(result, tmp_path / f"model{SUFFIXES[format]}", client=1, format=format)
+    x = torch.randn(3, 1, 8, 8)
+    assert close(answers(made, None)(x), result.personal_model(1)(x))
+
+
+def test_double_precision_stays(images, tmp_path):
+    result = fedslr.run(fedslr.FedSLR(), images, model=small_cnn_for(images), dtype=torch.float64, rounds=1)
+    made = fedslr.export(result, tmp_path / "model", client=0)
+    loaded = fedslr.load_exported(made.path, small_cnn_for(images))
+    x = torch.randn(4, 2, 6, 6, dtype=torch.float64)
+    torch.testing.assert_close(loaded(x), result.personal_model(0)(x), rtol=1e-12, atol=1e-12)
+
+
+def small_cnn_for(federation: fedslr.Federation) -> nn.Module:
+    model = small_cnn()
+    model(federation.clients[0].x[:1].float())
+    return model
+
+
+def test_frozen_parameters_and_buffers_ship_too(ragged, tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.full((6,), scale))
+            self.fixed = nn.Parameter(torch.full((6,), scale), requires_grad=False)
+            self.layers = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layers(x * self.scale + self.fixed)
+            return out
+
+    result = fedslr.run(fedslr.FedSLR(), ragged, model=Scaled(0.5), **OPTIONS)
+    made = fedslr.export(result, tmp_path / "model", client=0)
+    x = torch.randn(4, 6)
+    assert close(fedslr.load_exported(made.path, Scaled(2.0))(x), result.personal_model(0)(x))
+
+
+def test_a_shared_weight_stays_dense(ragged):
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.second(self.first(x).tanh()))
+            return out
+
+    assert set(forms.convertible(Tied())) == {"head.weight"}
+    result = fedslr.run(fedslr.FedSLR(eta_g=1, rank_penalty=0.5), ragged, model=Tied(), **OPTIONS)
+    assert source(result, 0).layers.keys() <= dict(Tied().named_parameters()).keys()
+
+
+def test_an_archive_has_nobodys_data(trained, tmp_path):
+    """A batch is kept in a torch program for its shape; it must not be a client's."""
+    made = fedslr.export(trained, tmp_path / "model.pt2", client=0, format="torch")
+    (example,), _ = torch.export.load(made.path).example_inputs
+    assert not example.any()
+
+
+# --- forms by measured cost -----------------------------------------------------------------------------------------
+
+
+class Priced:
+    """A runtime in which every form of a layer has its price, so that what is chosen does not hang on a clock."""
+
+    name, device, sparse = "priced", "cpu", True
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, price: Any) -> None:
+        self.price = price
+        monkeypatch.setattr(forms, "milliseconds", lambda calls, repeat: {k: call() for k, call in calls.items()})
+
+    def ready(self, model: nn.Module, x: Tensor) -> Any:
+        return lambda: self.price(model)
+
+
+def prices(thin: float) -> Any:
+    def price(model: nn.Module) -> float:
+        one = {Thin: thin, Added: 5.0}.get(type(model))
+        if one is not None:
+            return one
+        layers = [m for m in model.modules() if isinstance(m, Thin)]
+        return 10.0 + (thin - 1) * len(layers) if not isinstance(model, nn.Conv2d | nn.Linear) else 1.0
+
+    return price
+
+
+@pytest.mark.parametrize(("thin", "forms_chosen"), [(0.5, {"factors"}), (2.0, set()), (0.99, set())])
+def test_a_form_is_chosen_by_what_it_costs(thin, forms_chosen, trained, monkeypatch):
+    chosen = source(trained, None)
+    plan = forms.fastest(chosen.model, chosen.layers, chosen.x, Priced(monkeypatch, prices(thin)))
+    assert set(plan.values()) == forms_chosen
+    assert plan in ({}, forms.smallest(chosen.model, chosen.layers))
+
+
+def test_the_whole_is_measured_too(trained, monkeypatch):
+    """Layers that are faster one by one are left if the model is not."""
+    chosen = source(trained, None)
+
+    def price(model: nn.Module) -> float:
+        if isinstance(model, Thin | nn.Conv2d | nn.Linear):
+            return 0.1 if isinstance(model, Thin) else 1.0
+        return 9.0 if any(isinstance(m, Thin) for m in model.modules()) else 3.0
+
+    assert forms.fastest(chosen.model, chosen.layers, chosen.x, Priced(monkeypatch, price)) == {}
+
+
+def test_grouped_convolutions_stay_dense(trained):
+    chosen = source(trained, None)
+    assert set(forms.convertible(chosen.model)) == {"0.weight", "4.weight", "6.weight", "8.weight"}
+
+
+def test_calls_take_turns():
+    order: list[str] = []
+    calls = {name: (lambda name=name: order.append(name)) for name in "ab"}
+    took = timing.milliseconds(calls, 4)
+    assert order == ["a", "b"] * (4 + timing.WARM_UP)
+    assert set(took) == {"a", "b"}
+    assert min(took.values()) >= 0
+
+
+@needs_onnx
+@pytest.mark.parametrize("case", [c for c in CONVOLUTIONS if c not in ("circular", "reflected")])
+def test_a_layer_made_by_hand_is_the_layer_in_onnx(case):
+    layer = nn.Conv2d(5, 6, **CONVOLUTIONS[case])
+    low = factors(tuple(layer.weight.shape), 2)
+    layer.weight.data = low.dense()
+    x = torch.randn(3, 5, 9, 8)
+    for made in (layer, Thin(layer, low)):
+        assert close(programs.onnx_answers(programs.onnx_bytes(made, x))(x), layer(x))
+
+
+@needs_onnx
+def test_a_linear_layer_made_by_hand_is_the_layer_in_onnx():
+    for layer in (nn.Linear(7, 5), nn.Linear(7, 5, bias=False)):
+        for x in (torch.randn(3, 7), torch.randn(2, 3, 7)):
+            assert close(programs.onnx_answers(programs.onnx_bytes(layer, x))(x), layer(x))
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_plain_safetensors_with_the_models_names(trained, tmp_path):
+    made = fedslr.export(trained, tmp_path / "model.safetensors")
+    arrays = safetensors.torch.load_file(made.path)
+    low = source(trained, None).layers["6.weight"].low
+    assert torch.equal(arrays["6.weight.u"], low.u)
+    assert torch.equal(arrays["6.weight.v"], low.v)
+    assert torch.equal(arrays["1.weight"], trained.global_params["1.weight"])
+    assert sum(x.numel() for k, x in arrays.items() if "." in k) == made.facts.numbers
+
+
+def damaged(data: bytes, **changes: Any) -> bytes:
+    """The file with another description."""
+    length = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + length])
+    about = {**json.loads(head["__metadata__"]["fedslr"]), **changes}
+    head["__metadata__"]["fedslr"] = json.dumps(about)
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+
+DAMAGES: dict[str, tuple[Any, str]] = {
+    "cut off": (lambda data: data[:-50], "it is no model that fedslr exported"),
+    "empty": (lambda data: b"", "it is no model that fedslr exported"),
+    "something else": (
+        lambda data: safetensors.torch.save({"a": torch.ones(2)}),
+        "it is no model that fedslr exported",
+    ),
+    "of the future": (lambda data: damaged(data, format=9), "it has format 9; this program reads format 1"),
+    "another architecture": (
+        lambda data: damaged(data, model={"name": "mlp", "input_shape": [1, 8, 8], "classes": 3}),
+        "its weights do not fit the model",
+    ),
+    "a huge architecture": (
+        lambda data: damaged(data, model={"name": "cnn", "input_shape": [1, 2**20, 2**20], "classes": 3}),
+        "its weights do not fit the model",
+    ),
+    "no architecture": (
+        lambda data: damaged(data, model={"name": "cnn", "input_shape": "x", "classes": None}),
+        "its description of the model is wrong",
+    ),
+    "somebody's code": (lambda data: damaged(data, model={"name": "os:system"}), "the weights of a model of your own"),
+    "a list for a name": (lambda data: damaged(data, model={"name": ["cnn"]}), "the weights of a model of your own"),
+    "no model": (lambda data: damaged(data, model=3), "the weights of a model of your own"),
+    "an unknown form": (lambda data: damaged(data, forms={"conv1.weight": "magic"}), "a form that it cannot have"),
+    "forms of nothing": (lambda data: damaged(data, forms={"x": "factors"}), "a form that it cannot have"),
+    "no forms": (lambda data: damaged(data, forms=[1]), "its description has no forms"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> bytes:
+    result = fedslr.run(fedslr.FedAvg(), make_federation([8, 8], (1, 8, 8)), model="cnn", rounds=1)
+    return fedslr.export(result, tmp_path_factory.mktemp("files") / "model").path.read_bytes()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused_in_one_line(damage, whole, tmp_path):
+    change, says = DAMAGES[damage]
+    path = tmp_path / "model"
+    path.write_bytes(whole)
+    fedslr.load_exported(path)
+    path.write_bytes(change(whole))
+    with pytest.raises(fedslr.FedslrError, match=says) as raised:
+        fedslr.load_exported(path)
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).startswith(str(path))
+
+
+def test_a_model_of_ones_own_has_to_be_given(ragged, tmp_path):
+    result = fedslr.run(fedslr.FedAvg(), ragged, model=mlp(), **OPTIONS)
+    made = fedslr.export(result, tmp_path / "model")
+    with pytest.raises(fedslr.FedslrError, match=r"give the module: load_exported\(path, module\)"):
+        fedslr.load_exported(made.path)
+    with pytest.raises(fedslr.FedslrError, match="its weights do not fit the model"):
+        fedslr.load_exported(made.path, mlp(classes=4))
+    with pytest.raises(fedslr.FedslrError, match="nowhere: cannot be read"):
+        fedslr.load_exported(tmp_path / "nowhere")
+
+
+def test_an_answer_that_differs_is_not_written(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "built", lambda data, model: lambda x: torch.zeros(len(x), 3))
+    with pytest.raises(fedslr.FedslrError, match=r"answers differ from the dense model's by .*; not written"):
+        fedslr.export(trained, tmp_path / "model", client=0)
+    assert not list(tmp_path.iterdir())
+
+
+# --- the card -------------------------------------------------------------------------------------------------------
+
+
+def test_hostile_names_are_words(tmp_path):
+    hostile = "a|b\n# <script>alert(1)</script> [x](http://y) `z`"
+    federation = fedslr.Federation(make_federation([8, 8]).clients, 3, name=hostile)
+    result = fedslr.run(fedslr.FedSLR(), federation, model=mlp(), rounds=1)
+    page = fedslr.export(result, tmp_path / "x`|y.safetensors", client=0).card.read_text()
+    assert "<script>" not in page
+    assert "[x](" not in page
+    assert [line for line in page.splitlines() if line.startswith("# ")] == [r"# x\`\|y.safetensors"]
+    assert all(row.count("|") - row.count(r"\|") == 3 for row in page.splitlines() if row.startswith("|"))
+
+
+def test_escaped_text_is_one_line():
+    assert escaped("a_b\n\\*c*") == r"a\_b \\\*c\*"
+
+
+def test_the_card_says_what_the_model_is(trained, tmp_path):
+    made = fedslr.export(trained, tmp_path / "client0.safetensors", client=0)
+    page, facts = made.card.read_text(), made.facts
+    for text in (
+        "personal model of client 0",
+        "rank\\_penalty = 0.0001",
+        f"{facts.numbers:,}",
+        f"{100 * facts.bytes / facts.dense_bytes:.0f} % of the dense weights",
+        "its 7 test samples",
+        'fedslr.load_exported("client0.safetensors", module_of_the_same_architecture)',
+        "(batch, 2, 6, 6) of float32",
+    ):
+        assert text in page
+    assert made.card.name == "client0.safetensors.md"
+
+
+def test_the_card_says_how_pixels_are_given(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.integers(0, 256, (8, 1, 4, 4), dtype=np.uint8), "y": np.arange(8) % 2}
+    client = {**arrays, "x_test": arrays["x"], "y_test": arrays["y"]}
+    result = fedslr.run(fedslr.FedAvg(), fedslr.Federation.from_arrays([client]), model="cnn", rounds=1)
+    page = fedslr.export(result, tmp_path / "m", client=0).card.read_text()
+    assert "(p/255 − mean)/deviation, with mean 0 and deviation 1" in page
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+TINY = """
+rounds = 2
+clients_per_round = 2
+algorithm = { name = "fedslr", eta_g = 5, rank_penalty = 2e-2, l1_penalty = 3e-3 }
+data = { name = "digits", clients = 4, samples_per_client = 20 }
+model = { name = "cnn" }
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("runs") / "run"
+    recipe = fedslr.config.parse(fedslr.config.tomllib.loads(TINY))
+    fedslr.api.run_recipe(recipe, home)
+    return home
+
+
+def test_export_writes_a_file_and_its_card(command, folder):
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+    code, printed, err = command("export", folder, "--client", "3")
+    assert (code, err) == (0, "")
+    assert str(folder / "export" / "client-3.safetensors") in printed
+    assert "% of the dense weights" in printed
+    assert "accuracy" in printed
+    assert (folder / "export" / "client-3.safetensors.md").exists()
+    x = torch.randn(5, 1, 8, 8)
+    again = fedslr.open_run(folder, device="cpu")
+    assert close(fedslr.load_exported(folder / "export" / "client-3.safetensors")(x), again.personal_model(3)(x))
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+def test_export_of_the_global_model_for_speed(command, folder, tmp_path):
+    out = tmp_path / "deep" / "model.pt2"
+    code, printed, _ = command("export", folder, "--global", "--format", "torch", "--for", "speed", "--out", out)
+    assert code == 0
+    assert "the global model, torch, for speed" in printed
+    assert torch.export.load(out).module()(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+
+
+def test_latency_prints_and_writes_a_table(command, folder, tmp_path):
+    code, printed, _ = command("latency", folder, "--repeat", "2", "--out", tmp_path / "latency.json", "--batch", "3")
+    assert code == 0
+    assert "milliseconds per batch of 3, median of 2" in printed
+    assert "torch cpu dense" in printed
+    written = json.loads((tmp_path / "latency.json").read_text())
+    (row,) = written["rows"]
+    assert written["threads"] == torch.get_num_threads()
+    assert row["ms"]["torch cpu"].keys() >= {"dense", "chosen"}
+    assert row["bytes"] > 4 * 0.9 * row["parameters"]
+    assert command("latency", folder, "--client", "1", "--repeat", "1", "--out", tmp_path / "b.json")[0] == 0
+
+
+def test_variants_of_a_personal_model(trained):
+    chosen = source(trained, 0)
+    plans = latency.variants(chosen, timing.Torch())
+    assert set(plans) == {"dense", "factorised", "sparse"}
+    for plan in plans.values():
+        x = chosen.x
+        assert close(forms.shaped(chosen.model, chosen.layers, plan)(x), chosen.model(x))
+
+
+def no_checkpoint(folder: Path, home: Path) -> Path:
+    (home / "bare").mkdir()
+    (home / "bare" / "config.toml").write_text((folder / "config.toml").read_text())
+    return home / "bare"
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "unknown client": (
+        lambda f, p: ["export", f, "--client", "7"],
+        "client: got 7, expected a whole number from 0 to 3",
+    ),
+    "no client": (lambda f, p: ["export", f], "got neither or both of --client and --global"),
+    "both": (lambda f, p: ["export", f, "--client", "1", "--global"], "got neither or both of --client and --global"),
+    "unknown format": (
+        lambda f, p: ["export", f, "--global", "--format", "tflite"],
+        "format: got 'tflite', expected safetensors, torch, onnx",
+    ),
+    "unknown purpose": (lambda f, p: ["export", f, "--global", "--for", "fun"], "for: got 'fun', expected size, speed"),
+    "output exists": (
+        lambda f, p: ["export", f, "--global", "--out", f / "config.toml"],
+        "config.toml already exists; choose another --out",
+    ),
+    "a torch program by another name": (
+        lambda f, p: ["export", f, "--global", "--format", "torch", "--out", p / "x.pt"],
+        "out: got 'x.pt', expected a name that ends in .pt2",
+    ),
+    "no run": (lambda f, p: ["export", p, "--global"], "no run in it (config.toml is missing)"),
+    "no checkpoint": (lambda f, p: ["export", no_checkpoint(f, p), "--global"], "no checkpoint in it"),
+    "latency of nothing": (lambda f, p: ["latency", p / "none"], "none: no such folder"),
+    "latency of an unknown client": (lambda f, p: ["latency", f, "--client", "9"], "client: got 9"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_mistakes_are_one_line(case, command, folder, tmp_path):
+    make, says = WRONG[case]
+    code, _, err = command(*make(folder, tmp_path))
+    assert code == 2, err
+    assert len(err.splitlines()) == 1, err
+    assert says in err
+
+
+def test_a_missing_package_is_named(command, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "find_spec", lambda name: None if name == "onnxruntime" else object())
+    code, _, err = command("export", folder, "--global", "--format", "onnx", "--out", tmp_path / "m.onnx")
+    assert code == 2
+    assert err.strip().endswith("onnx needs onnxruntime, not installed; pip install 'fedslr[export]'")
+
+
+# --- opening a run again --------------------------------------------------------------------------------------------
+
+
+def test_an_opened_run_is_the_run(ragged, tmp_path):
+    for method in (fedslr.FedSLR(), fedslr.PerFedAvg(), fedslr.FedRep(), fedslr.FedSpa()):
+        home = tmp_path / method.name
+        result = fedslr.run(method, ragged, model=mlp(), out=home, **OPTIONS)
+        before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
+        again = fedslr.open_run(home, ragged, mlp(), device="cpu")
+        assert again.summary == result.summary
+        assert again.records[-1]["round"] == result.records[-1]["round"]
+        assert again.out == home
+        for client in range(5):
+            for name, x in result.personal_params(client).items():
+                assert torch.equal(x, again.personal_params(client)[name])
+        for name, x in result.global_params.items():
+            assert torch.equal(x, again.global_params[name])
+        assert before == {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
+
+
+def test_an_unfinished_run_is_opened_as_far_as_it_got(ragged, tmp_path):
+    stops = iter([False, True])
+    with pytest.raises(fedslr.Interrupted):
+        fedslr.run(fedslr.FedSLR(), ragged, model=mlp(), out=tmp_path, should_stop=lambda: next(stops), **OPTIONS)
+    opened = fedslr.open_run(tmp_path, ragged, mlp(), device="cpu")
+    assert opened.summary["rounds"] == 2
+    assert len(opened.records) == 2
+
+
+def test_other_data_or_another_model_are_refused(ragged, tmp_path):
+    fedslr.run(fedslr.FedSLR(), ragged, model=mlp(), out=tmp_path, **OPTIONS)
+    with pytest.raises(fedslr.CheckpointError, match="the data are not the ones"):
+        fedslr.open_run(tmp_path, make_federation([5, 11, 3, 8, 6]), mlp(), device="cpu")
+    with pytest.raises(fedslr.CheckpointError, match="the model is not the one"):
+        fedslr.open_run(tmp_path, ragged, nn.Linear(6, 3), device="cpu")
+    with pytest.raises(fedslr.FedslrError, match=r"your own data and model are given to fedslr\.open_run"):
+        fedslr.open_run(tmp_path, device="cpu")
+
+
+def test_a_damaged_client_is_noticed_when_it_is_asked_for(ragged, tmp_path):
+    result = fedslr.run(fedslr.FedSLR(), ragged, model=mlp(), out=tmp_path, **{**OPTIONS, "clients_per_round": 5})
+    (path,) = (tmp_path / "checkpoint" / "clients").glob("client-000002-000003*")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    opened = fedslr.open_run(tmp_path, ragged, mlp(), device="cpu")
+    assert torch.equal(opened.personal_params(1)["0.weight"], result.personal_params(1)["0.weight"])
+    with pytest.raises(fedslr.CheckpointError, match="SHA-256 does not match"):
+        opened.personal_params(2)
