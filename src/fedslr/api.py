@@ -24,7 +24,8 @@ from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.models import MODELS
 from fedslr.record import Record, RunFolder, SharedFolder, read_records
-from fedslr.report import write_report
+from fedslr.report.page import write_report
+from fedslr.report.split import COUNTED, label_counts
 from fedslr.types import Algorithm, Loss, Params
 
 
@@ -143,6 +144,7 @@ def run(
         records = group.from_first(lambda: read_records(folder.path) if folder else [])
         if folder is not None:
             folder.write_config(text)
+            folder.write_labels(label_counts(federation, COUNTED).tolist())
             if simulation.done < checked.rounds:
                 folder.forget_results()
         for record in simulation.rounds():
@@ -155,14 +157,22 @@ def run(
         result = Result(simulation, records)
         if folder is not None:
             folder.write_summary(result.summary)
-        if folder is not None and group.first:
-            write_report(folder.path, result.summary, records, text, checked.torch_dtype().itemsize)
         return result
     finally:
         if simulation is not None:
             simulation.store.close()
+        if folder is not None and group.first and has_rounds(folder.path):
+            _report(folder.path, tell)
         if folder is not None:
             folder.close()
+
+
+def _report(folder: Path, tell: Callable[[str], None]) -> None:
+    """report.html of a run, however it ended. A picture is no reason to lose a run."""
+    try:
+        write_report([folder], folder / "report.html")
+    except Exception as error:
+        tell(f"report.html could not be written: {type(error).__name__}: {error}")
 
 
 def run_recipe(recipe: Recipe, out: Path, **options: Any) -> Result:

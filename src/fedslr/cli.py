@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,12 +28,10 @@ from fedslr.data.images import reporting
 from fedslr.engine import distributed
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.record import Record, locked, read_records
-from fedslr.report import tables
+from fedslr.report import commands, figures, tables
+from fedslr.report.page import write_report
 from fedslr.report.split import label_counts, skew, split_figure
 from fedslr.store import write_durably
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 app = typer.Typer(
     help="Personalized federated learning: a low-rank global model plus a sparse personal part per client.",
@@ -249,7 +247,9 @@ def _experiment(
         for format, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
             write_durably(home / f"table.{suffix}", written[format].encode())
         _draw(runs, home / "accuracy.png", quiet=True)
-        out_console.print(f"results in {home} (table.md, table.csv, table.tex, accuracy.png)", soft_wrap=True)
+        write_report([home], home / "report.html")
+        made_here = "report.html, table.md, table.csv, table.tex, accuracy.png"
+        out_console.print(f"results in {home} ({made_here})", soft_wrap=True)
     if failed:
         raise FedslrError(f"{len(failed)} of {len(made)} runs failed; {failed[0].job}: {failed[0].error}")
 
@@ -284,21 +284,11 @@ def _print_table(made: tables.Table) -> None:
 
 def _draw(runs: list[tables.Run], path: Path, quiet: bool = False) -> None:
     """Accuracy over rounds, one colour for each group of runs: the mean over its seeds."""
-    curves = {
-        ", ".join(g.labels.values()): report.mean_records([r.records for r in g.runs]) for g in tables.group(runs)
-    }
-    _save(report.accuracy_figure(curves), path, quiet)
+    commands.save(figures.accuracy(runs), path, quiet=quiet)
 
 
-def _save(figure: Figure, path: Path, quiet: bool = False) -> None:
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise FedslrError(f"--plot: got '{path}', expected a file that ends in .png, .pdf or .svg")
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise FedslrError(f"--plot: cannot write {path}: {error}") from None
-    if not quiet:
-        out_console.print(f"drawn to {path}", soft_wrap=True)
+for command in (commands.report, commands.figures, commands.watch):
+    app.command()(command)
 
 
 @app.command()
@@ -379,7 +369,7 @@ def show_split(
     out_console.print(f"a client's most frequent label has {report.percent(found['largest_share'])} of its samples")
     out_console.print(f"a client holds {found['labels_held']:.1f} labels")
     out_console.print(f"its labels are {report.percent(found['distance'])} away from all clients' (total variation)")
-    _save(split_figure(federation), plot)
+    commands.save(split_figure(federation), plot)
 
 
 MANY = 2000

@@ -121,6 +121,7 @@ class Simulation:
         if self.done % s.evaluate_every == 0 or self.done == s.rounds:
             with self._timed("evaluate"):
                 record.add_evaluation(self.evaluate(), self.evaluated if s.evaluate_clients else None)
+                record.add_sizes(self.sizes())
                 if self.diagnosed is not None:
                     record.diagnostics = self._diagnose(self.diagnosed, round)
         record.seconds_by = {p: round_to_us(self.seconds[p] - before[p]) for p in PHASES[:3]}
