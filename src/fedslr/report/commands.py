@@ -71,9 +71,9 @@ def watch(
     if not 0 <= port < 2**16:
         raise FedslrError(f"--port: got {port}, expected a whole number from 0 to {2**16 - 1}")
     tables.find_runs([folder], unfinished=True)
-    with watching.serving(folder, port) as server:
-        typer.echo(f"http://127.0.0.1:{server.server_port}/ shows {folder}; ctrl-C ends it")
-        watching.until_stopped(server)
+    with watching.serving(folder, port) as server, watching.until_told():
+        typer.echo(f"http://{watching.HOST}:{server.server_port}/ shows {folder}; ctrl-C ends it")
+        server.serve_forever(poll_interval=0.2)
 
 
 def _choices(option: str, given: str, known: list[str] | tuple[str, ...]) -> list[str]:

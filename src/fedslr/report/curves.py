@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedslr.report import tables
 from fedslr.report.tables import NOT_SHOWN, Group, Run
 
 BASELINE = "fedavg"
@@ -28,6 +29,16 @@ class Sample(NamedTuple):
     @property
     def mean(self) -> float:
         return math.fsum(self.values) / len(self.values)
+
+
+def groups(runs: Sequence[Run]) -> list[Group]:
+    """Runs by what varies between them: methods best first, the values of a sweep in their order."""
+    return sorted(map(counted, tables.group(runs)), key=_place)
+
+
+def _place(group: Group) -> float:
+    found = evaluations(group, "accuracy_personal") if "method" in group.labels else []
+    return -found[-1].mean if found else 0.0
 
 
 def counted(group: Group) -> Group:

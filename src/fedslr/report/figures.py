@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedslr.errors import FedslrError
-from fedslr.report import curves, tables
+from fedslr.report import curves
 from fedslr.report.charts import LABELS
 from fedslr.report.colours import PALETTE, Look, looks
 from fedslr.report.tables import Group, Run
@@ -50,7 +50,7 @@ def _dress(axes: Axes, x: str, y: str) -> None:
 
 def _legend(axes: Axes) -> None:
     """Inside where it is small, beside the axes where it would hide them."""
-    many = len(axes.get_legend_handles_labels()[0]) > 12
+    many = len(axes.get_legend_handles_labels()[0]) > 8
     if axes.lines:
         place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": "small"} if many else {"loc": "best"}
         axes.legend(frameon=False, **place)
@@ -64,14 +64,14 @@ def _style(look: Look, points: int, dashed: bool = False) -> dict[str, Any]:
 
 
 def _groups(runs: Sequence[Run]) -> list[tuple[Group, Look]]:
-    groups = [curves.counted(g) for g in tables.group(runs)]
+    groups = curves.groups(runs)
     return list(zip(groups, looks([g.name for g in groups]), strict=True))
 
 
 def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
     """Accuracy over rounds: personal models as full lines, global models dashed, one colour per method."""
     groups = _groups(runs)
-    figure, axes = _canvas(7.5 if len(groups) <= 6 else 10, 4.2)
+    figure, axes = _canvas(7.5 if len(groups) <= 4 else 9, 4.2)
     for group, look in groups:
         own, shared = (curves.evaluations(group, f"accuracy_{model}") for model in ("personal", "global"))
         both = curves.is_personal(group) and bool(shared)
@@ -236,7 +236,8 @@ def _representable(runs: Sequence[Run]) -> Run:
         raise FedslrError("tsne: no run here has both a global model and personal ones that differ from it")
     if not kept:
         raise FedslrError(f"tsne: {both[0].folder} keeps no models (checkpoint/ is missing)")
-    return kept[0]
+    # FedSLR's, as in the paper, where there is one.
+    return min(kept, key=lambda run: run.summary["algorithm"] != "fedslr")
 
 
 FIGURES: dict[str, Callable[[Sequence[Run], Options], Figure]] = {

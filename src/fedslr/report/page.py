@@ -69,7 +69,7 @@ class View:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = list(runs)
-        self.groups = sorted(map(curves.counted, tables.group(runs)), key=_rank)
+        self.groups = curves.groups(runs)
         self.looks = looks([g.name for g in self.groups])
         self.several = len(self.groups) > 1
 
@@ -79,12 +79,6 @@ class View:
     def named(self, group: Group, part: str) -> str:
         """A series' name: the group's, if there are others, and which of its two models."""
         return f"{group.name}, {part}" if self.several and part else part or group.name
-
-
-def _rank(group: Group) -> float:
-    """Methods are told best first; a sweep's values stay in their order."""
-    found = curves.evaluations(group, "accuracy_personal") if "method" in group.labels else []
-    return -found[-1].mean if found else 0.0
 
 
 # --- sections -------------------------------------------------------------------------------------------------------
@@ -387,7 +381,7 @@ def _label_table(counts: np.ndarray) -> Markup | None:
 
 def title(view: View) -> str:
     """What the page is about."""
-    methods = list(dict.fromkeys(str(r.summary["algorithm"]) for r in view.runs))
+    methods = list(dict.fromkeys(str(r.summary["algorithm"]) for g in view.groups for r in g.runs))
     data = ", ".join(dict.fromkeys(str(r.summary["dataset"]) for r in view.runs))
     if not view.several:
         return f"{methods[0]} on {data}"

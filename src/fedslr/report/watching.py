@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -40,10 +41,20 @@ def serving(folder: Path, port: int) -> Iterator[Server]:
         yield server
 
 
-def until_stopped(server: Server) -> None:
-    """Serve until ctrl-C, which is the way to end it and no failure."""
-    with suppress(KeyboardInterrupt):
-        server.serve_forever(poll_interval=0.2)
+@contextmanager
+def until_told() -> Iterator[None]:
+    """Ctrl-C or SIGTERM is the way to end this, and no failure."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stamp(folder: Path) -> str:
