@@ -7,12 +7,13 @@ import json
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedslr.report import page
+from fedslr.report import page, watching
 from test_report import HOSTILE, ROOT, write_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -126,3 +127,31 @@ def test_a_smuggled_script_does_not_run(comparison, tmp_path):
     dom, complaints = browse(report.as_uri(), tmp_path)
     assert "<title>taken" not in dom
     assert "Content Security Policy" in complaints
+
+
+def test_a_watched_page_renews_itself(tmp_path, monkeypatch):
+    """A round comes in between two looks, and the page shows it."""
+    folder = write_run(tmp_path / "run", rounds=2, planned=9)
+    metrics = folder / "metrics.jsonl"
+    third = json.dumps(json.loads(metrics.read_text().splitlines()[-1]) | {"round": 3}) + "\n"
+    seen: list[str] = []
+    look = watching.stamp
+
+    def stamp(place: Path) -> str:
+        # The first look is the page's own.
+        if len(seen) == 1:
+            with metrics.open("a") as file:
+                file.write(third)
+        seen.append(look(place))
+        return seen[-1]
+
+    monkeypatch.setattr(watching, "stamp", stamp)
+    with watching.serving(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        dom, complaints = browse(f"http://127.0.0.1:{server.server_port}/", tmp_path, "--virtual-time-budget=9000")
+        server.shutdown()
+        thread.join()
+    assert complaints == ""
+    assert "3 of 9 rounds" in dom
+    assert "2 of 9 rounds" not in dom

@@ -22,6 +22,7 @@ from rich.table import Table as RichTable
 
 import fedslr
 from fedslr import api, config, experiments, report, schema
+from fedslr import track as tracking
 from fedslr.algorithms import ALGORITHMS
 from fedslr.data import DATASETS, cache, load, published
 from fedslr.data.images import reporting
@@ -52,6 +53,10 @@ Changes = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, dotted for tables. Repeatable."),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Also tell a tracker every round: tensorboard, mlflow, wandb. Repeatable."),
+]
 Jobs = Annotated[int | None, typer.Option(help="Runs at once. Default: one per core, one on a GPU.")]
 
 
@@ -87,6 +92,7 @@ def run(
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Record the convergence theory's quantities on evaluation rounds.")
     ] = False,
+    track: Track = None,
 ) -> None:
     """Run a recipe; results go to a folder, and an interrupted run can be resumed."""
     group = distributed.join()
@@ -107,9 +113,11 @@ def run(
                 on_round=display.show,
                 should_stop=stopped.__bool__,
                 warn=display.warn,
+                track=track or (),
             )
         except Interrupted as stop:
             sets = [f"--set={c}" for c in changes or []] + ["--diagnostics"] * diagnostics
+            sets += [f"--track={name}" for name in track or []]
             again = ["fedslr", "run", str(recipe), *sets, "--out", str(folder), "--resume"]
             raise Interrupted(f"{stop}; go on with: {shlex.join(again)}") from None
     if not group.first:
@@ -129,6 +137,7 @@ def compare(
     jobs: Jobs = None,
     pick: Pick = "last",
     clients: Clients = "all",
+    track: Track = None,
 ) -> None:
     """Run several methods on identical splits, starts and cohorts, and put them in one table."""
     request = config.read(recipe, changes or [])
@@ -136,7 +145,7 @@ def compare(
     names = list(ALGORITHMS) if names == ["all"] else names
     home = _home(out, recipe)
     made = experiments.comparison(request, names, _seeds(seeds, request), home)
-    _experiment(made, home, resume, jobs, pick, clients)
+    _experiment(made, home, resume, jobs, pick, clients, track or [])
 
 
 @app.command()
@@ -153,6 +162,7 @@ def sweep(
     jobs: Jobs = None,
     pick: Pick = "last",
     clients: Clients = "all",
+    track: Track = None,
 ) -> None:
     """Run a recipe with every combination of some values, and put the runs in one table."""
     request = config.read(recipe, changes or [])
@@ -162,7 +172,7 @@ def sweep(
         raise FedslrError(f"--over: got '{' '.join(key for key, _ in axes)}', expected each key once")
     home = _home(out, recipe)
     made = experiments.sweep(request, values, _seeds(seeds, request), home)
-    _experiment(made, home, resume, jobs, pick, clients)
+    _experiment(made, home, resume, jobs, pick, clients, track or [])
 
 
 @app.command()
@@ -217,7 +227,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 
 
 def _experiment(
-    made: list[experiments.Job], home: Path, resume: bool, jobs: int | None, pick: str, clients: str
+    made: list[experiments.Job], home: Path, resume: bool, jobs: int | None, pick: str, clients: str, told: list[str]
 ) -> None:
     """Run the jobs, then print and write their table."""
     if distributed.several():
@@ -225,6 +235,9 @@ def _experiment(
     _check_choices(pick, clients)
     if jobs is not None and jobs < 1:
         raise FedslrError(f"jobs: got {jobs}, expected a whole number 1 or above")
+    for name in told:
+        tracking.make(name)
+    made = [job._replace(track=tuple(told)) for job in made]
     experiments.require_fresh(made, resume)
     if (home / "config.toml").exists():
         raise FedslrError(f"out: {home} is the folder of a single run; choose another")

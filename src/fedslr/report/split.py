@@ -20,7 +20,7 @@ COUNTED = 1000
 def label_counts(federation: Federation, most: int | None = None) -> np.ndarray[Any, Any]:
     """Training samples by client and label, of all clients or of the first so many."""
     clients = itertools.islice(federation.clients, most)
-    return np.stack([np.bincount(c.y.numpy(), minlength=federation.num_classes) for c in clients])
+    return np.stack([np.bincount(c.y.cpu().numpy(), minlength=federation.num_classes) for c in clients])
 
 
 def skew(counts: np.ndarray[Any, Any]) -> dict[str, float]:

@@ -81,6 +81,8 @@ class _Visit(BaseHTTPRequestHandler):
             return self._answer(HTTPStatus.FORBIDDEN, "text/plain", "this report is for 127.0.0.1")
         if self.path == "/stamp":
             return self._answer(HTTPStatus.OK, "text/plain", stamp(self.folder))
+        if self.path == "/favicon.ico":
+            return self._answer(HTTPStatus.NO_CONTENT, "text/plain", "")
         if self.path != "/":
             return self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / only")
         now = stamp(self.folder)
