@@ -340,6 +340,13 @@ def test_ticks_are_round_and_inside(values):
         assert float(f"{tick:.3g}") == pytest.approx(tick)
 
 
+def test_ticks_of_counts_are_whole():
+    for values in ([1, 1], [1, 2], [3, 7], [1, 1000]):
+        ticks = charts.Scale(values, charts.Axis("x", whole=True), 0, 100).ticks()
+        assert ticks == sorted({float(round(t)) for t in ticks})
+        assert all(values[0] - 1 <= t <= values[1] + 1 for t in ticks)
+
+
 @pytest.mark.parametrize("values", [[0.3, 6], [1e-5, 1e-2], [1, 1e12], [4, 4]])
 def test_ticks_of_magnitudes(values):
     scale = charts.Scale(values, charts.Axis("x", log=True), 0, 100)

@@ -54,6 +54,8 @@ class Axis(NamedTuple):
     low: float | None = None
     """The smallest value that is always shown."""
     high: float | None = None
+    whole: bool = False
+    """Whether it counts something."""
 
 
 class Series(NamedTuple):
@@ -82,6 +84,7 @@ class Scale:
             # A single value is shown in the middle.
             low, high = (low / 2, high * 2) if self.log else (low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1))
         self.low, self.high, self.start, self.end = low, high, start, end
+        self.whole = axis.whole
 
     def __call__(self, value: float) -> float:
         a, b, v = (math.log10(x) if self.log else x for x in (self.low, self.high, value))
@@ -99,7 +102,8 @@ class Scale:
         step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
         found = [round(n * step, 12) for n in range(first, math.floor(self.high / step + 1e-9) + 1)]
-        return found or [self.low]
+        whole = [v for v in found if not self.whole or v == round(v)]
+        return whole or [float(math.ceil(self.low)) if self.whole else self.low]
 
 
 def frame(title: str, height: float, *inside: object, kind: str = "", **more: object) -> Markup:

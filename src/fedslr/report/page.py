@@ -38,7 +38,7 @@ LAYERS = 60
 CLIENTS = 200
 """Clients whose labels are drawn, at most."""
 
-ROUND = Axis("communication round", "{:.0f}".format)
+ROUND = Axis("communication round", "{:.0f}".format, whole=True)
 ACCURACY = Axis("accuracy, mean over clients (%)", "{:.4g}".format)
 
 
@@ -362,7 +362,7 @@ def labels(view: View) -> Section:
         caption += f"The first {CLIENTS} clients. "
     caption += f"A client's most frequent label has {percent(found['largest_share'])} of its samples; it holds "
     caption += f"{found['labels_held']:.1f} labels, and is {percent(found['distance'])} away from all clients' ratio."
-    axis = Axis("client", "{:.0f}".format)
+    axis = Axis("client", "{:.0f}".format, whole=True)
     chart = charts.stacked("Labels of every client", shown, axis, Axis("samples", "{:.4g}".format, low=0))
     return Section("Data", [Figure("Labels of every client", caption, chart, _label_table(shown))])
 
