@@ -18,7 +18,7 @@ from markupsafe import escape
 import fedslr
 from conftest import make_federation, mlp
 from fedslr import report
-from fedslr.report import charts, colours, curves, page, tables
+from fedslr.report import charts, colours, curves, page, sections, tables
 
 ROOT = Path(__file__).parent.parent
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -270,14 +270,14 @@ def test_violins_are_relative_to_fedavg_client_by_client(tmp_path):
 
 def test_zeros_are_what_the_personal_part_leaves(tmp_path):
     (run,) = tables.find_runs([write_run(tmp_path / "a")])
-    assert page._zero_shares(run) == pytest.approx({c: 1 - (10 + c) / 100 for c in range(5)})
+    assert sections.zero_shares(run) == pytest.approx({c: 1 - (10 + c) / 100 for c in range(5)})
 
 
 def test_the_sparsity_shown_is_that_of_the_states(tmp_path):
     federation = make_federation([6, 7, 5])
     result = fedslr.run(fedslr.FedSLR(l1_penalty=0.5), federation, mlp(), rounds=3, clients_per_round=3, out=tmp_path)
     (run,) = tables.find_runs([tmp_path])
-    for client, share in page._zero_shares(run).items():
+    for client, share in sections.zero_shares(run).items():
         p = result._simulation.state(client).p
         zeros = sum(int((x == 0).sum()) for x in p.values())
         assert share == pytest.approx(zeros / sum(x.numel() for x in p.values()))
@@ -294,7 +294,7 @@ def test_a_thousand_rounds_and_a_hundred_clients_are_small():
 def test_many_dots_are_left_out(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "a", clients=40)
     assert 'class="client"' in shown(folder)
-    monkeypatch.setattr(page, "DOTS", 30)
+    monkeypatch.setattr(sections, "DOTS", 30)
     assert 'class="client"' not in shown(folder)
 
 

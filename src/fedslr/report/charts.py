@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -28,6 +28,7 @@ MARKED = 25
 """Points of a line that are drawn one by one, at most."""
 
 Point = tuple[float, float]
+Item = TypeVar("Item")
 
 
 def tag(name: str, *inside: object, **attributes: object) -> Markup:
@@ -380,7 +381,7 @@ def values_table(series: Sequence[Series], x: Axis, y: Axis, most: int = 40) -> 
     return tag("table", tag("caption", y.label), tag("thead", head), tag("tbody", *body))
 
 
-def spaced(items: Sequence[float], most: int) -> list[float]:
+def spaced(items: Sequence[Item], most: int) -> list[Item]:
     """At most so many of some items, evenly spaced, the last one always."""
     if len(items) <= most:
         return list(items)

@@ -60,18 +60,11 @@ def _by_round(records: Sequence[Mapping[str, Any]], key: str) -> dict[int, tuple
     return {n: (so_far, v) for n, so_far, v in pairs if isinstance(v, int | float) and math.isfinite(v)}
 
 
-def is_personal(group: Group) -> bool:
-    """Whether the personal models are others than the global one."""
-    pairs = ((r.get("accuracy_personal_per_client"), r.get("accuracy_global_per_client")) for r in _records(group))
-    return any(own is not None and own != shared for own, shared in pairs)
-
-
-def has_global(group: Group) -> bool:
-    return any(r.get("accuracy_global") is not None for r in _records(group))
-
-
-def _records(group: Group) -> Iterable[Mapping[str, Any]]:
-    return (r for run in group.runs for r in run.records)
+def models(group: Group) -> tuple[str, ...]:
+    """The models worth showing: the personal ones, and the global one where there is one that differs from them."""
+    records = [r for run in group.runs for r in run.records if r.get("accuracy_global_per_client") is not None]
+    differs = any(r.get("accuracy_personal_per_client") != r["accuracy_global_per_client"] for r in records)
+    return ("personal", "global") if differs else ("personal",)
 
 
 def by_client(run: Run, key: str) -> dict[int, float]:
@@ -86,6 +79,10 @@ def by_client(run: Run, key: str) -> dict[int, float]:
 def baselines(runs: Iterable[Run]) -> dict[str, Run]:
     """FedAvg's runs, by what a run must share with one to be compared client by client."""
     return {_setting(r): r for r in runs if r.config.get("algorithm.name") == BASELINE}
+
+
+def is_baseline(group: Group) -> bool:
+    return any(r.config.get("algorithm.name") == BASELINE for r in group.runs)
 
 
 def relative(run: Run, against: Mapping[str, Run], model: str) -> dict[int, float]:
@@ -116,7 +113,10 @@ def communication(run: Run, megabits: float, milliseconds: float) -> list[tuple[
     ]
 
 
-def binned(points: Sequence[tuple[float, float]], most: int = 160) -> list[tuple[float, float]]:
+BINS = 160
+
+
+def binned(points: Sequence[tuple[float, float]], most: int = BINS) -> list[tuple[float, float]]:
     """At most so many points: the means of equally many neighbours each."""
     known = [(x, y) for x, y in points if math.isfinite(y)]
     if len(known) <= most:
@@ -146,6 +146,12 @@ def sensitivity(groups: Sequence[Group]) -> Sensitivity | None:
                 lines.setdefault(Group(rest, []).name, []).append((value, group))
         return Sensitivity(key, {name: sorted(line, key=lambda pair: pair[0]) for name, line in lines.items()})
     return None
+
+
+def ends(line: Sequence[tuple[float, Group]], model: str) -> list[tuple[float, list[float]]]:
+    """The last accuracy of every run, at each value of a sweep that has been evaluated."""
+    seen = [(x, evaluations(group, f"accuracy_{model}")) for x, group in line]
+    return [(x, samples[-1].values) for x, samples in seen if samples]
 
 
 def number(text: str) -> float | None:

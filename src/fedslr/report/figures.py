@@ -73,16 +73,12 @@ def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
     groups = _groups(runs)
     figure, axes = _canvas(7.5 if len(groups) <= 4 else 9, 4.2)
     for group, look in groups:
-        own, shared = (curves.evaluations(group, f"accuracy_{model}") for model in ("personal", "global"))
-        both = curves.is_personal(group) and bool(shared)
-        named = [
-            (own, f"{group.name}, personal" if both else group.name),
-            (shared if both else [], f"{group.name}, global"),
-        ]
-        for n, (found, label) in enumerate(named):
-            if found:
-                points = [(s.round, 100 * s.mean) for s in found]
-                axes.plot(*zip(*points, strict=True), label=label, **_style(look, len(points), dashed=n == 1))
+        models = curves.models(group)
+        for model in models:
+            points = [(s.round, 100 * s.mean) for s in curves.evaluations(group, f"accuracy_{model}")]
+            label = f"{group.name}, {model}" if len(models) > 1 else group.name
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label, **_style(look, len(points), model == "global"))
     if not axes.lines:
         raise FedslrError("accuracy: nothing has been evaluated yet")
     _dress(axes, "communication round", "accuracy, mean over clients (%)")
@@ -92,18 +88,14 @@ def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
 
 def violin(runs: Sequence[Run], options: Options) -> Figure:
     """Accuracy relative to FedAvg's, by client: above the line clients are better off."""
-    base = curves.baselines(runs)
-    rows = []
+    base, rows = curves.baselines(runs), []
     for group, look in _groups(runs):
-        if any(r.config.get("algorithm.name") == curves.BASELINE for r in group.runs):
-            continue
-        for model in ("personal", "global"):
-            if model == "global" and not (curves.is_personal(group) and curves.has_global(group)):
-                continue
+        models = () if curves.is_baseline(group) else curves.models(group)
+        for model in models:
             values = [100 * v for r in group.runs for v in curves.relative(r, base, model).values()]
-            part = f"\n({model})" if curves.is_personal(group) and curves.has_global(group) else ""
+            name = f"{group.name}\n({model})" if len(models) > 1 else group.name
             if values:
-                rows.append((group.name + part, look, values, model == "global"))
+                rows.append((name, look, values, model == "global"))
     if not rows:
         raise FedslrError(
             "violin: it is relative to FedAvg; give a run of fedavg with the same data and seed, and another"
@@ -162,8 +154,7 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
 def _sensitivity_line(
     left: Axes, right: Axes, line: Sequence[tuple[float, Group]], name: str, model: str, look: Look
 ) -> None:
-    ends = [(x, curves.evaluations(g, f"accuracy_{model}")) for x, g in line]
-    known = [(x, [100 * v for v in samples[-1].values]) for x, samples in ends if samples]
+    known = [(x, [100 * v for v in values]) for x, values in curves.ends(line, model)]
     style = _style(look, len(known), dashed=model == "global") | {"marker": "o", "markevery": 1}
     if known:
         middle = [fmean(v) for _, v in known]
@@ -230,7 +221,7 @@ def _scatter(axes: Axes, places: np.ndarray, seen: Any, extractor: str, classifi
 
 def _representable(runs: Sequence[Run]) -> Run:
     """The first run whose clients have both a global and a model of their own, and whose models are kept."""
-    both = [r for g, _ in _groups(runs) if curves.is_personal(g) and curves.has_global(g) for r in g.runs]
+    both = [r for g, _ in _groups(runs) if len(curves.models(g)) > 1 for r in g.runs]
     kept = [r for r in both if any((r.folder / "checkpoint").glob("manifest-*.json"))]
     if not both:
         raise FedslrError("tsne: no run here has both a global model and personal ones that differ from it")
