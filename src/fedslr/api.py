@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import warnings
@@ -139,9 +140,15 @@ def run(
     tracking = Tracking(_tracker_names(track), tell)
     fixed = ["rounds"] if algorithm.planned else []
     folder = None if out is None else _open_together(group, Path(out), resume, text, fixed)
-    simulation: Simulation | None = None
-    try:
+    # Whatever happens, and whichever of these fails: the folder is free again when all the others are done.
+    with contextlib.ExitStack() as ending:
+        if folder is not None:
+            ending.callback(folder.close)
+            if group.first:
+                ending.push(_reporting(folder.path, tell))
+        ending.callback(tracking.finish, None)
         simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell, select, group)
+        ending.callback(simulation.store.close)
         if resume:
             simulation.resume()
         else:
@@ -167,23 +174,21 @@ def run(
         if folder is not None:
             folder.write_summary(result.summary)
         tracking.finish(result.summary)
-        return result
-    finally:
-        tracking.finish(None)
-        if simulation is not None:
-            simulation.store.close()
-        if folder is not None and group.first and has_rounds(folder.path):
-            _report(folder.path, tell)
-        if folder is not None:
-            folder.close()
+    return result
 
 
-def _report(folder: Path, tell: Callable[[str], None]) -> None:
-    """report.html of a run, however it ended. A picture is no reason to lose a run."""
-    try:
-        write_report([folder], folder / "report.html")
-    except Exception as error:
-        tell(f"report.html could not be written: {type(error).__name__}: {error}")
+def _reporting(folder: Path, tell: Callable[[str], None]) -> Callable[..., None]:
+    """report.html of a run, however it ends. A picture is no reason to lose a run, nor to say more of a failed one."""
+
+    def report(kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if has_rounds(folder):
+                write_report([folder], folder / "report.html")
+        except Exception as error:
+            if kind is None:
+                tell(f"report.html could not be written: {type(error).__name__}: {error}")
+
+    return report
 
 
 def _tracker_names(track: Any) -> Sequence[str]:

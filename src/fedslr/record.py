@@ -43,7 +43,7 @@ class Record:
     accuracy_global_per_client: PerClient | None = None
     accuracy_personal_per_client: PerClient | None = None
     parameters_global: int | None = None
-    """Numbers the global model needs; below, those of each evaluated client's own model."""
+    """Numbers the global model needs as it is stored; below, those of each evaluated client's own model."""
     parameters_personal: list[int] | None = None
     diagnostics: dict[str, float] | None = None
 

@@ -297,7 +297,7 @@ class Strip(NamedTuple):
 
 
 def heat(title: str, rows: Sequence[Strip], left: str, right: str, label: str) -> Markup:
-    """Rows of cells, the darker the larger; the axis goes from `left` to `right`."""
+    """Rows of cells, the fuller their colour the larger; the axis goes from `left` to `right`."""
     letters, row = min(24, max(len(r.name) for r in rows)), 17
     begin, end = 12 + LETTER * letters, WIDTH - 12 - LETTER * max(len(r.end) for r in rows)
     height = row * len(rows) + BOTTOM - 6

@@ -274,7 +274,7 @@ def _ranks(view: View) -> list[Figure]:
         picked = spaced(records, 48)
         rows = [_strip(layer, picked) for layer in layers[:LAYERS]]
         title = "Rank of every layer over rounds" + (f": {group.name}" if view.several else "")
-        caption = "The darker, the closer to the largest rank the layer had. Right: rank at the end / largest."
+        caption = "The fuller the colour, the closer to the layer's largest rank. Right: rank at the end / largest."
         if len(layers) > LAYERS:
             caption += f" The first {LAYERS} of {len(layers)} layers."
         first, last = (str(r["round"]) for r in (picked[0], picked[-1]))
