@@ -40,6 +40,7 @@ def test_a_run_leaves_the_folder_it_promises(command, recipe, tmp_path):
     assert {p.name for p in out.iterdir()} - {".lock"} == {
         "checkpoint",
         "config.toml",
+        "labels.json",
         "metrics.jsonl",
         "report.html",
         "summary.json",

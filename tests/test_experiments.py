@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import fedslr
-from fedslr import config, experiments, metrics, record, report
-from fedslr.report import tables
+from fedslr import config, experiments, metrics, record
+from fedslr.report import curves, tables
 
 RECIPE = """
 rounds = 2
@@ -297,8 +297,13 @@ def test_runs_that_differ_are_never_merged():
 
 
 def test_curves_are_means_over_seeds():
-    runs = [[{"round": 1, "accuracy_personal": x, "accuracy_global": None}, {"round": 2}] for x in (0.2, 0.6)]
-    assert report.mean_records(runs) == [{"round": 1, "accuracy_global": None, "accuracy_personal": pytest.approx(0.4)}]
+    runs = []
+    for x in (0.2, 0.6):
+        records: list[dict[str, Any]] = [{"round": 1, "bytes_down": 100 * x, "accuracy_personal": x}, {"round": 2}]
+        runs.append(tables.Run(Path("x"), {}, {}, records))
+    (sample,) = curves.evaluations(tables.Group({}, runs), "accuracy_personal")
+    assert (sample.round, sample.bytes, sample.mean) == (1, pytest.approx(40), pytest.approx(0.4))
+    assert curves.evaluations(tables.Group({}, runs), "accuracy_global") == []
 
 
 def test_sweep_and_its_table(recipe, tmp_path, command):

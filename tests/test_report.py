@@ -1,25 +1,374 @@
+"""report.html: one file that is right for every run, whatever its names, its length and its end."""
+
 from __future__ import annotations
 
-import html
+import base64
+import hashlib
+import json
 import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from markupsafe import escape
 
 import fedslr
 from conftest import make_federation, mlp
 from fedslr import report
+from fedslr.report import charts, colours, curves, page, sections, tables
+
+ROOT = Path(__file__).parent.parent
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+VOID = {"meta", "input", "br", "img", "link", "hr"}
+NO_NUMBER = re.compile(r"\b(nan|NaN|None|inf|undefined)\b")
 
 
-def test_a_report_is_one_escaped_file(tmp_path):
-    federation = fedslr.Federation.from_arrays(
-        [{"x": c.x, "y": c.y, "x_test": c.x_test, "y_test": c.y_test} for c in make_federation([6, 7]).clients],
-        name="<script>alert(1)</script>",
-    )
+class Checked(HTMLParser):
+    """A page whose elements are all closed, in order; counts them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: dict[str, int] = {}
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        self.attributes += [(tag, key, value) for key, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def checked(text: str) -> Checked:
+    """What holds for every report: well formed, from one place, no number that is none."""
+    found = Checked(text)
+    assert not [a for a in found.attributes if a[1] in ("src", "href", "srcset", "style") or a[1].startswith("on")]
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    assert found.seen["script"] == found.seen["style"] == 1
+    body = re.sub(r"<(script|style|pre).*?</\1>", "", text, flags=re.DOTALL)
+    assert not NO_NUMBER.search(body), NO_NUMBER.search(body)
+    return found
+
+
+def write_run(
+    folder: Path, rounds: int = 4, clients: int = 5, planned: int | None = None, seed: int = 0, **config: Any
+) -> Path:
+    """A run folder as a run leaves it; unfinished if more rounds were planned."""
+    rng = np.random.default_rng(seed)
+    name = config.pop("name", "fedslr")
+    folder.mkdir(parents=True)
+    lines = [f"rounds = {planned or rounds}", f"seed = {seed}", *(f"{k} = {json.dumps(v)}" for k, v in config.items())]
+    lines += [f"algorithm.name = {json.dumps(name)}", 'data.name = "digits"', f"data.clients = {clients}"]
+    (folder / "config.toml").write_text("\n".join(lines))
+    records = []
+    for n in range(1, rounds + 1):
+        line: dict[str, Any] = {"round": n, "clients": [0, 1], "bytes_down": 900 // n + 100, "bytes_up": 1000}
+        line |= {"numbers_down": 200, "numbers_up": 250, "seconds": 0.5, "seconds_by": {"train": 0.4, "aggregate": 0.1}}
+        line |= {"lr": 0.1, "rank": {"a.weight": max(1, 8 - n), "b.weight": 3} if name == "fedslr" else {}}
+        if n % 2 == 0 or n == planned:
+            own = (0.5 + 0.4 * rng.random(clients)).tolist()
+            shared = own if name == "fedavg" else [x - 0.1 for x in own]
+            line |= {"accuracy_personal_per_client": own, "accuracy_global_per_client": shared}
+            line |= {"accuracy_personal": sum(own) / clients, "accuracy_global": sum(shared) / clients}
+            line |= {"parameters_global": 40, "parameters_personal": [50 + i for i in range(clients)]}
+        records.append(line)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    (folder / "labels.json").write_text(json.dumps({"counts": [[3, 0, 1]] * clients}))
+    if planned is None:
+        summary: dict[str, Any] = {"algorithm": name, "dataset": "digits", "clients": clients, "rounds": rounds}
+        summary |= {"seed": seed, "rerunnable": True, "fairness": {}, "paper_gb": 0.1, "seconds": {"train": 1.0}}
+        summary |= {"accuracy": fedslr.metrics.accuracy(records), "rank": records[-1]["rank"]}
+        summary |= {"parameters": {"dense": 100, "global": 40, "personal": 52.0, "personal_std": 1.4}}
+        summary |= {"bytes": {way: sum(r[f"bytes_{way}"] for r in records) for way in ("down", "up")}}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def shown(*folders: Path) -> str:
+    return page.page(tables.find_runs(folders, unfinished=True))
+
+
+def charts_of(text: str) -> list[str]:
+    return re.findall(r"<h3>(.*?)</h3>", text)
+
+
+def test_a_run_ends_in_a_report(tmp_path):
+    fedslr.run(fedslr.FedSLR(), make_federation([6, 7]), mlp(), rounds=3, evaluate_every=1, out=tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    found = checked(text)
+    assert found.seen["svg"] == len(charts_of(text))
+    assert charts_of(text) == [
+        "Accuracy over rounds",
+        "Accuracy over bytes sent",
+        "Accuracy of every client",
+        "Size of the models",
+        "Sparsity of the personal parts",
+        "Rank of every layer over rounds",
+        "Bytes per round",
+        "Seconds per round",
+        "Labels of every client",
+    ]
+    assert "This run used a federation or a model made in Python" in text
+    assert "accuracy, personal models" in text
+
+
+def test_a_report_of_one_round(tmp_path):
+    fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), rounds=1, out=tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    checked(text)
+    assert "Accuracy over rounds" in charts_of(text)
+    assert "1 round," in text
+
+
+def test_hostile_names_are_only_text(tmp_path):
+    write_run(tmp_path / "a", name=HOSTILE, note=HOSTILE)
+    write_run(tmp_path / "b", name="fedavg", note="plain")
+    text = shown(tmp_path)
+    found = checked(text)
+    assert "img" not in found.seen
+    assert "<script>alert" not in text
+    assert str(escape(HOSTILE)) in text
+    named = [value for _, key, value in found.attributes if key == "data-name"]
+    assert any(HOSTILE in str(value) for value in named)
+
+
+def test_a_hostile_dataset_of_a_real_run(tmp_path):
+    clients = make_federation([6, 7]).clients
+    arrays = [{"x": c.x, "y": c.y, "x_test": c.x_test, "y_test": c.y_test} for c in clients]
+    federation = fedslr.Federation.from_arrays(arrays, name=HOSTILE)
     fedslr.run(fedslr.FedSLR(), federation, mlp(), rounds=1, out=tmp_path)
-    page = (tmp_path / "report.html").read_text()
-    assert "<script" not in page
-    assert html.escape("<script>alert(1)</script>") in page
-    assert "<svg" in page
-    assert not re.search(r'(src|href)="https?:', page)
-    assert "accuracy, personal models" in page
+    text = (tmp_path / "report.html").read_text()
+    assert "img" not in checked(text).seen
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_a_run_that_failed_says_so(tmp_path):
+    """Whatever ended it, what it did until then is in the report."""
+
+    def fail(record: fedslr.record.Record) -> None:
+        if record.round == 3:
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), rounds=9, on_round=fail, out=tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    checked(text)
+    assert "not finished: 3 of 9 rounds are there" in text
+
+
+def test_a_run_that_is_half_way_says_so(tmp_path):
+    text = shown(write_run(tmp_path / "half", rounds=4, planned=9))
+    checked(text)
+    assert "not finished: 4 of 9 rounds are there" in text
+    assert "Accuracy over rounds" in charts_of(text)
+
+
+def test_an_interrupted_run_has_a_report(tmp_path):
+    options: dict[str, Any] = {"rounds": 5, "evaluate_every": 1, "out": tmp_path}
+    with pytest.raises(fedslr.errors.Interrupted):
+        fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), should_stop=lambda: True, **options)
+    assert "not finished: 1 of 5 rounds are there" in (tmp_path / "report.html").read_text()
+    fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), resume=True, **options)
+    assert "not finished" not in (tmp_path / "report.html").read_text()
+
+
+def test_nothing_evaluated_yet(tmp_path):
+    text = shown(write_run(tmp_path / "young", rounds=1, planned=9))
+    checked(text)
+    assert "Nothing has been evaluated yet" in text
+    assert "Accuracy over rounds" not in charts_of(text)
+    assert "Bytes per round" in charts_of(text)
+
+
+def test_no_round_yet(tmp_path):
+    folder = write_run(tmp_path / "new", rounds=1, planned=9)
+    (folder / "metrics.jsonl").write_text('{"round": 1, "clie')
+    text = shown(folder)
+    checked(text)
+    assert "0 of 9 rounds" in text
+
+
+def test_what_is_no_number_is_left_out(tmp_path):
+    folder = write_run(tmp_path / "odd")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    broken = json.loads(lines[1]) | {"accuracy_personal": float("nan"), "seconds": float("inf")}
+    (folder / "metrics.jsonl").write_text("\n".join([lines[0], json.dumps(broken), *lines[2:]]))
+    checked(shown(folder))
+
+
+def test_unfinished_seeds_do_not_count_beside_finished_ones(tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, rounds=2, planned=4)
+    runs = tables.find_runs([tmp_path], unfinished=True)
+    (group,) = curves.groups(runs)
+    assert [r.folder.name for r in group.runs] == ["a"]
+    text = page.page(runs)
+    checked(text)
+    assert "b: not finished: 2 of 4 rounds are there" in text
+    assert "It counts neither in the curves nor in the table" in text
+
+
+@pytest.mark.parametrize("methods", [1, 2, 11, 17])
+def test_one_method_or_many(methods, tmp_path):
+    names = list(fedslr.ALGORITHMS)[:methods]
+    for name in names:
+        write_run(tmp_path / name, name=name)
+    text = shown(tmp_path)
+    found = checked(text)
+    boxes = [value for tag, key, value in found.attributes if tag == "input" and key == "id"]
+    assert boxes == ([f"g{i}" for i in range(methods)] if methods > 1 else [])
+    for box in boxes:
+        assert f"body:has(#{box}:not(:checked)) .{box} {{ display: none; }}" in text
+    assert ("Accuracy relative to FedAvg" in charts_of(text)) == ("fedavg" in names and methods > 1)
+
+
+def test_long_names(tmp_path):
+    write_run(tmp_path / "a", name="x" * 300)
+    write_run(tmp_path / "b", name="y z " * 80)
+    text = shown(tmp_path)
+    checked(text)
+    assert "x" * 23 + "…" in text
+
+
+def test_a_sweep_shows_its_sensitivity(tmp_path):
+    for seed in (0, 1):
+        for i, value in enumerate((1e-4, 1e-3, 1e-2)):
+            write_run(tmp_path / f"{i}-{seed}", seed=seed, lr=value)
+    text = shown(tmp_path)
+    checked(text)
+    assert "Accuracy over lr" in charts_of(text)
+    assert "fedslr on digits, by lr" in text
+    found = curves.sensitivity(curves.groups(tables.find_runs([tmp_path])))
+    assert found is not None
+    assert [x for x, _ in found.lines[""]] == [1e-4, 1e-3, 1e-2]
+    assert [len(g.runs) for _, g in found.lines[""]] == [2, 2, 2]
+
+
+def test_violins_are_relative_to_fedavg_client_by_client(tmp_path):
+    """The law: a run less FedAvg's of its own seed, and never another's."""
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", name="fedavg", seed=seed)
+        write_run(tmp_path / f"s{seed}", name="fedslr", seed=seed)
+    write_run(tmp_path / "s2", name="fedslr", seed=2)
+    runs = tables.find_runs([tmp_path])
+    base = curves.baselines(runs)
+    for run in runs:
+        gains = curves.relative(run, base, "global")
+        expected = {"fedavg": 0.0, "fedslr": -0.1}[run.summary["algorithm"]]
+        assert list(gains.values()) == pytest.approx([] if run.config["seed"] == 2 else [expected] * 5)
+
+
+def test_zeros_are_what_the_personal_part_leaves(tmp_path):
+    (run,) = tables.find_runs([write_run(tmp_path / "a")])
+    assert sections.zero_shares(run) == pytest.approx({c: 1 - (10 + c) / 100 for c in range(5)})
+
+
+def test_the_sparsity_shown_is_that_of_the_states(tmp_path):
+    federation = make_federation([6, 7, 5])
+    result = fedslr.run(fedslr.FedSLR(l1_penalty=0.5), federation, mlp(), rounds=3, clients_per_round=3, out=tmp_path)
+    (run,) = tables.find_runs([tmp_path])
+    for client, share in sections.zero_shares(run).items():
+        p = result._simulation.state(client).p
+        zeros = sum(int((x == 0).sum()) for x in p.values())
+        assert share == pytest.approx(zeros / sum(x.numel() for x in p.values()))
+
+
+def test_a_thousand_rounds_and_a_hundred_clients_are_small():
+    text = shown(ROOT / "results" / "cifar10-dirichlet0.1")
+    checked(text)
+    assert len(text.encode()) < 500_000
+    assert "fedslr and fedavg on cifar10" in text
+    assert "94.91" in text
+
+
+def test_many_dots_are_left_out(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "a", clients=40)
+    assert 'class="client"' in shown(folder)
+    monkeypatch.setattr(sections, "DOTS", 30)
+    assert 'class="client"' not in shown(folder)
+
+
+def test_the_script_is_the_one_its_policy_allows(tmp_path):
+    """Whatever would be smuggled in, a browser runs our script only."""
+    text = shown(write_run(tmp_path / "a"))
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in text
+
+
+def test_lost_or_odd_labels_are_no_obstacle(tmp_path):
+    folder = write_run(tmp_path / "a")
+    for odd in ("", "[]", '{"counts": [[1, 2], [3]]}', '{"counts": [[-1]]}', '{"counts": "x"}'):
+        (folder / "labels.json").write_text(odd)
+        assert "Labels of every client" not in charts_of(shown(folder))
+
+
+def test_a_report_that_fails_does_not_fail_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(fedslr.api, "write_report", lambda *a: 1 / 0)
+    with pytest.warns(UserWarning, match="report.html could not be written"):
+        result = fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), rounds=1, out=tmp_path)
+    assert result.summary["rounds"] == 1
+    assert (tmp_path / "summary.json").exists()
+
+
+# --- pieces ---------------------------------------------------------------------------------------------------------
+
+
+def test_looks_are_different_and_lasting():
+    many = colours.looks([*fedslr.ALGORITHMS, "mine"])
+    assert len(set(many)) == len(many)
+    assert colours.looks(["x", "fedavg", "fedslr"])[1:] == colours.looks(["fedavg", "local", "fedslr"])[::2]
+
+
+@pytest.mark.parametrize("values", [[1, 2], [0, 1e-9], [-3, 7e5], [0.02, 97.3], [5, 5]])
+def test_ticks_are_round_and_inside(values):
+    scale = charts.Scale(values, charts.Axis("x"), 0, 100)
+    ticks = scale.ticks()
+    assert 2 <= len(ticks) <= 8
+    for tick in ticks:
+        assert -1e-6 <= scale(tick) <= 100 + 1e-6
+        assert float(f"{tick:.3g}") == pytest.approx(tick)
+
+
+def test_ticks_of_counts_are_whole():
+    for values in ([1, 1], [1, 2], [3, 7], [1, 1000]):
+        ticks = charts.Scale(values, charts.Axis("x", whole=True), 0, 100).ticks()
+        assert ticks == sorted({float(round(t)) for t in ticks})
+        assert all(values[0] - 1 <= t <= values[1] + 1 for t in ticks)
+
+
+@pytest.mark.parametrize("values", [[0.3, 6], [1e-5, 1e-2], [1, 1e12], [4, 4]])
+def test_ticks_of_magnitudes(values):
+    scale = charts.Scale(values, charts.Axis("x", log=True), 0, 100)
+    assert scale.log
+    assert scale.ticks()
+    for tick in scale.ticks():
+        assert -0.2 <= scale(tick) <= 100.2
+
+
+def test_bins_keep_the_mean_and_the_end():
+    points = [(float(n), float(n % 7)) for n in range(1, 1001)]
+    made = curves.binned(points, 100)
+    assert len(made) == 100
+    assert made[-1][0] == 1000
+    assert np.mean([y for _, y in made]) == pytest.approx(np.mean([y for _, y in points]))
+
+
+def test_communication_is_bytes_over_bandwidth_plus_delay(tmp_path):
+    (run,) = tables.find_runs([write_run(tmp_path / "a", rounds=2)])
+    found = curves.communication(run, megabits=0.008, milliseconds=250)
+    # 1000 bytes a second, two clients a round, two messages each.
+    assert found == [(1, pytest.approx(2000 / 2 / 1000 + 0.5)), (2, pytest.approx(1550 / 2 / 1000 + 0.5))]
 
 
 def test_amounts_read_well():
@@ -33,3 +382,37 @@ def test_amounts_read_well():
     ]
     assert report.percent(0.9555) == "95.5 %"
     assert report.percent(None) == "–"
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_where_it_says(command, tmp_path, monkeypatch):
+    write_run(tmp_path / "runs" / "a")
+    write_run(tmp_path / "runs" / "b", name="fedavg")
+    assert command("report", tmp_path / "runs")[0] == 0
+    assert "fedslr and fedavg on digits" in (tmp_path / "runs" / "report.html").read_text()
+    monkeypatch.chdir(tmp_path)
+    code, printed, _ = command("report", "runs/a", "runs/b")
+    assert (code, printed.strip()) == (0, "written to report.html")
+    assert (tmp_path / "report.html").read_text() == (tmp_path / "runs" / "report.html").read_text()
+    assert command("report", "runs/a", "--out", "mine.html")[0] == 0
+    assert "fedslr on digits" in (tmp_path / "mine.html").read_text()
+
+
+def test_mistakes_are_answered_with_a_line(command, tmp_path):
+    (tmp_path / "empty").mkdir()
+    run = write_run(tmp_path / "run")
+    broken = shutil.copytree(run, tmp_path / "broken")
+    (broken / "config.toml").write_text("rounds = ")
+    for arguments, words in [
+        ([tmp_path / "none"], "none: no such folder"),
+        ([tmp_path / "empty"], "empty: no run in it (config.toml is missing)"),
+        ([broken], "config.toml: cannot be read"),
+        ([run, "--out", tmp_path / "empty"], "is a folder, expected a file such as"),
+        ([run, "--out", tmp_path / "nowhere" / "x.html"], "cannot write"),
+    ]:
+        code, _, err = command("report", *arguments)
+        assert code == 2
+        assert words in err
+        assert len(err.splitlines()) == 1

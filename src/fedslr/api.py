@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,10 @@ from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.models import MODELS
 from fedslr.record import Record, RunFolder, SharedFolder, read_records
-from fedslr.report import write_report
+from fedslr.report.page import write_report
+from fedslr.report.split import COUNTED, label_counts
+from fedslr.track import Run as Tracked
+from fedslr.track import Tracking
 from fedslr.types import Algorithm, Loss, Params, Payload
 
 
@@ -161,6 +165,7 @@ def run(
     should_stop: Callable[[], bool] = lambda: False,
     warn: Callable[[str], None] | None = None,
     config: str | None = None,
+    track: Sequence[str] = (),
     **settings: Any,
 ) -> Result:
     """Train a federation and return its models and figures.
@@ -170,8 +175,9 @@ def run(
     selection (a name or a function, see `fedslr.engine.cohort`), seed, device, dtype, engine, compile, precision,
     store, memory_budget, diagnostics, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_minutes. With
     `out` the run is written to a folder and can be resumed; `on_round` sees every finished round; when `should_stop`
-    says so, the run saves and raises `Interrupted`. In a script started by torchrun every process calls this, with the
-    same arguments; clients are shared out, and the first process writes the folder.
+    says so, the run saves and raises `Interrupted`. `track` names trackers that are told every round: tensorboard,
+    mlflow, wandb. In a script started by torchrun every process calls this, with the same arguments; clients are
+    shared out, and the first process writes the folder.
     """
     if not isinstance(algorithm, Algorithm):
         raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
@@ -190,11 +196,18 @@ def run(
     text = config or dump(checked, algorithm, _data_table(federation), {"name": _model_name(model)})
     checked.cohort_size(len(federation.clients))
     group = distributed.join(should_stop)
+    tracking = Tracking(_tracker_names(track), tell)
     fixed = ["rounds"] if algorithm.planned else []
     folder = None if out is None else _open_together(group, Path(out), resume, text, fixed)
-    simulation: Simulation | None = None
-    try:
+    # Whatever happens, and whichever of these fails: the folder is free again when all the others are done.
+    with contextlib.ExitStack() as ending:
+        if folder is not None:
+            ending.callback(folder.close)
+            if group.first:
+                ending.push(_reporting(folder.path, tell))
+        ending.callback(tracking.finish, None)
         simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell, select, group)
+        ending.callback(simulation.store.close)
         if resume:
             simulation.resume()
         else:
@@ -202,10 +215,15 @@ def run(
         records = group.from_first(lambda: read_records(folder.path) if folder else [])
         if folder is not None:
             folder.write_config(text)
+            folder.write_labels(label_counts(federation, COUNTED).tolist())
             if simulation.done < checked.rounds:
                 folder.forget_results()
+        if group.first and simulation.done < checked.rounds:
+            name = folder.path.name if folder else algorithm.name
+            tracking.start(Tracked(name, text, folder.path if folder else None), records)
         for record in simulation.rounds():
             records.append(asdict(record))
+            tracking.log(records[-1])
             if on_round is not None:
                 on_round(record)
             if group.stop() and simulation.done < checked.rounds:
@@ -214,14 +232,28 @@ def run(
         result = Result(simulation, records)
         if folder is not None:
             folder.write_summary(result.summary)
-        if folder is not None and group.first:
-            write_report(folder.path, result.summary, records, text, checked.torch_dtype().itemsize)
-        return result
-    finally:
-        if simulation is not None:
-            simulation.store.close()
-        if folder is not None:
-            folder.close()
+        tracking.finish(result.summary)
+    return result
+
+
+def _reporting(folder: Path, tell: Callable[[str], None]) -> Callable[..., None]:
+    """report.html of a run, however it ends. A picture is no reason to lose a run, nor to say more of a failed one."""
+
+    def report(kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if has_rounds(folder):
+                write_report([folder], folder / "report.html")
+        except Exception as error:
+            if kind is None:
+                tell(f"report.html could not be written: {type(error).__name__}: {error}")
+
+    return report
+
+
+def _tracker_names(track: Any) -> Sequence[str]:
+    if not isinstance(track, list | tuple) or not all(isinstance(name, str) for name in track):
+        raise FedslrError(f"track: got {track!r}, expected a list of names such as ['tensorboard']")
+    return track
 
 
 def run_recipe(recipe: Recipe, out: Path, **options: Any) -> Result:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,6 +22,7 @@ from rich.table import Table as RichTable
 
 import fedslr
 from fedslr import api, config, experiments, report, schema
+from fedslr import track as tracking
 from fedslr.algorithms import ALGORITHMS
 from fedslr.data import DATASETS, cache, load, published
 from fedslr.data.images import reporting
@@ -29,13 +30,11 @@ from fedslr.deploy import cli as deploy
 from fedslr.engine import distributed
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.record import Record, locked, read_records
-from fedslr.report import tables
+from fedslr.report import commands, figures, tables
+from fedslr.report.page import write_report
 from fedslr.report.split import label_counts, skew, split_figure
 from fedslr.shipping import commands as shipping
 from fedslr.store import write_durably
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 app = typer.Typer(
     help="Personalized federated learning: a low-rank global model plus a sparse personal part per client.",
@@ -56,6 +55,10 @@ Changes = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, dotted for tables. Repeatable."),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Also tell a tracker every round: tensorboard, mlflow, wandb. Repeatable."),
+]
 Jobs = Annotated[int | None, typer.Option(help="Runs at once. Default: one per core, one on a GPU.")]
 
 
@@ -91,6 +94,7 @@ def run(
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Record the convergence theory's quantities on evaluation rounds.")
     ] = False,
+    track: Track = None,
 ) -> None:
     """Run a recipe; results go to a folder, and an interrupted run can be resumed."""
     group = distributed.join()
@@ -111,9 +115,11 @@ def run(
                 on_round=display.show,
                 should_stop=stopped.__bool__,
                 warn=display.warn,
+                track=track or (),
             )
         except Interrupted as stop:
             sets = [f"--set={c}" for c in changes or []] + ["--diagnostics"] * diagnostics
+            sets += [f"--track={name}" for name in track or []]
             again = ["fedslr", "run", str(recipe), *sets, "--out", str(folder), "--resume"]
             raise Interrupted(f"{stop}; go on with: {shlex.join(again)}") from None
     if not group.first:
@@ -133,6 +139,7 @@ def compare(
     jobs: Jobs = None,
     pick: Pick = "last",
     clients: Clients = "all",
+    track: Track = None,
 ) -> None:
     """Run several methods on identical splits, starts and cohorts, and put them in one table."""
     request = config.read(recipe, changes or [])
@@ -140,7 +147,7 @@ def compare(
     names = list(ALGORITHMS) if names == ["all"] else names
     home = _home(out, recipe)
     made = experiments.comparison(request, names, _seeds(seeds, request), home)
-    _experiment(made, home, resume, jobs, pick, clients)
+    _experiment(made, home, resume, jobs, pick, clients, track or [])
 
 
 @app.command()
@@ -157,6 +164,7 @@ def sweep(
     jobs: Jobs = None,
     pick: Pick = "last",
     clients: Clients = "all",
+    track: Track = None,
 ) -> None:
     """Run a recipe with every combination of some values, and put the runs in one table."""
     request = config.read(recipe, changes or [])
@@ -166,7 +174,7 @@ def sweep(
         raise FedslrError(f"--over: got '{' '.join(key for key, _ in axes)}', expected each key once")
     home = _home(out, recipe)
     made = experiments.sweep(request, values, _seeds(seeds, request), home)
-    _experiment(made, home, resume, jobs, pick, clients)
+    _experiment(made, home, resume, jobs, pick, clients, track or [])
 
 
 @app.command()
@@ -221,7 +229,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 
 
 def _experiment(
-    made: list[experiments.Job], home: Path, resume: bool, jobs: int | None, pick: str, clients: str
+    made: list[experiments.Job], home: Path, resume: bool, jobs: int | None, pick: str, clients: str, told: list[str]
 ) -> None:
     """Run the jobs, then print and write their table."""
     if distributed.several():
@@ -229,6 +237,9 @@ def _experiment(
     _check_choices(pick, clients)
     if jobs is not None and jobs < 1:
         raise FedslrError(f"jobs: got {jobs}, expected a whole number 1 or above")
+    for name in told:
+        tracking.make(name)
+    made = [job._replace(track=tuple(told)) for job in made]
     experiments.require_fresh(made, resume)
     if (home / "config.toml").exists():
         raise FedslrError(f"out: {home} is the folder of a single run; choose another")
@@ -251,7 +262,9 @@ def _experiment(
         for format, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
             write_durably(home / f"table.{suffix}", written[format].encode())
         _draw(runs, home / "accuracy.png", quiet=True)
-        out_console.print(f"results in {home} (table.md, table.csv, table.tex, accuracy.png)", soft_wrap=True)
+        write_report([home], home / "report.html")
+        made_here = "report.html, table.md, table.csv, table.tex, accuracy.png"
+        out_console.print(f"results in {home} ({made_here})", soft_wrap=True)
     if failed:
         raise FedslrError(f"{len(failed)} of {len(made)} runs failed; {failed[0].job}: {failed[0].error}")
 
@@ -286,21 +299,11 @@ def _print_table(made: tables.Table) -> None:
 
 def _draw(runs: list[tables.Run], path: Path, quiet: bool = False) -> None:
     """Accuracy over rounds, one colour for each group of runs: the mean over its seeds."""
-    curves = {
-        ", ".join(g.labels.values()): report.mean_records([r.records for r in g.runs]) for g in tables.group(runs)
-    }
-    _save(report.accuracy_figure(curves), path, quiet)
+    commands.save(figures.accuracy(runs), path, quiet=quiet)
 
 
-def _save(figure: Figure, path: Path, quiet: bool = False) -> None:
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise FedslrError(f"--plot: got '{path}', expected a file that ends in .png, .pdf or .svg")
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise FedslrError(f"--plot: cannot write {path}: {error}") from None
-    if not quiet:
-        out_console.print(f"drawn to {path}", soft_wrap=True)
+for command in (commands.report, commands.figures, commands.watch):
+    app.command()(command)
 
 
 @app.command()
@@ -383,7 +386,7 @@ def show_split(
     out_console.print(f"a client's most frequent label has {report.percent(found['largest_share'])} of its samples")
     out_console.print(f"a client holds {found['labels_held']:.1f} labels")
     out_console.print(f"its labels are {report.percent(found['distance'])} away from all clients' (total variation)")
-    _save(split_figure(federation), plot)
+    commands.save(split_figure(federation), plot)
 
 
 app.add_typer(deploy.app, name="federation")

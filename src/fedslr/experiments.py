@@ -39,6 +39,7 @@ class Job(NamedTuple):
     name: str
     recipe: Recipe
     folder: Path
+    track: tuple[str, ...] = ()
 
 
 class Progress(NamedTuple):
@@ -161,6 +162,7 @@ def _run(job: Job, on_progress: Callable[[Progress], None], should_stop: Callabl
             on_round=told,
             should_stop=should_stop,
             warn=lambda text: None,
+            track=job.track,
         )
         return Outcome(job.name)
     except Interrupted:

@@ -88,12 +88,14 @@ def paper_gigabytes(numbers: float, dense: int) -> float:
 def parameters(tree: Tree) -> int:
     """Numbers a model given by its parts needs: factors where they are smaller, non-zeros elsewhere."""
     total = 0
+    counts: dict[torch.device, list[Tensor]] = {}
     for leaf in leaves(tree):
         if isinstance(leaf, LowRank):
             total += min(leaf.numbers, prod(leaf.shape))
         elif isinstance(leaf, Tensor):
-            total += int(torch.count_nonzero(leaf))
-    return total
+            counts.setdefault(leaf.device, []).append(torch.count_nonzero(leaf))
+    # Read back once: a GPU would be waited for at every leaf.
+    return total + sum(int(torch.stack(found).sum()) for found in counts.values())
 
 
 class Sizes(NamedTuple):

@@ -1,4 +1,4 @@
-"""The run folder: config.toml, metrics.jsonl (one line per round), summary.json, report.html and checkpoint/."""
+"""The run folder: config.toml, labels.json, metrics.jsonl (a line per round), summary.json, report.html, checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedslr.errors import CheckpointError, FedslrError
-from fedslr.metrics import Evaluation, PerClient, average
+from fedslr.metrics import Evaluation, PerClient, Sizes, average
 from fedslr.store import write_durably
 from fedslr.wire import Size
 
@@ -44,6 +44,9 @@ class Record:
     """The clients of the two lists below, where they are not all."""
     accuracy_global_per_client: PerClient | None = None
     accuracy_personal_per_client: PerClient | None = None
+    parameters_global: int | None = None
+    """Numbers the global model needs as it is stored; below, those of each evaluated client's own model."""
+    parameters_personal: list[int] | None = None
     diagnostics: dict[str, float] | None = None
 
     def count_down(self, size: Size) -> None:
@@ -59,6 +62,9 @@ class Record:
         self.evaluated = None if clients is None else list(clients)
         self.accuracy_global, self.accuracy_global_per_client = average(found.global_), found.global_
         self.accuracy_personal, self.accuracy_personal_per_client = average(found.personal), found.personal
+
+    def add_sizes(self, found: Sizes) -> None:
+        self.parameters_global, self.parameters_personal = found.global_, found.personal
 
     def line(self) -> str:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None})
@@ -115,6 +121,10 @@ class RunFolder:
     def write_config(self, text: str) -> None:
         write_durably(self.path / "config.toml", text.encode())
 
+    def write_labels(self, counts: list[list[int]]) -> None:
+        """Training samples by client and label, for whoever looks at the run."""
+        write_durably(self.path / "labels.json", json.dumps({"counts": counts}).encode())
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_durably(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
@@ -169,6 +179,9 @@ class SharedFolder(RunFolder):
         self._lock.close()
 
     def write_config(self, text: str) -> None:
+        pass
+
+    def write_labels(self, counts: list[list[int]]) -> None:
         pass
 
     def write_summary(self, summary: dict[str, Any]) -> None:

@@ -485,6 +485,11 @@ def to_device(tree: Tree, device: torch.device | str) -> Tree:
     return {k: to_device(x, device) if isinstance(x, dict) else move(x) for k, x in tree.items()}
 
 
+def compact(tree: Tree) -> Tree:
+    """Factors only where they are smaller than the matrix: how a tree comes back from the wire or the disk."""
+    return {k: compact(x) if isinstance(x, dict) else _settle(x) for k, x in tree.items()}
+
+
 def unfold(tree: Tree, check: bool = True) -> Tree:
     """Every factorised matrix multiplied out: what a client works with. The product is checked to be finite.
 

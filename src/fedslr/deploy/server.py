@@ -43,7 +43,7 @@ from fedslr.errors import FedslrError, WireError
 from fedslr.matrix import LowRank
 from fedslr.metrics import Evaluation, Sizes, parameters
 from fedslr.record import Record, RunFolder
-from fedslr.report import write_report
+from fedslr.report.page import write_report
 from fedslr.store import plain, restore, size
 from fedslr.tree import Tree
 from fedslr.types import Algorithm
@@ -515,15 +515,18 @@ class Coordinator:
         record.seconds_by["evaluate"] = round(self.seconds["evaluate"] - before, 6)
         record.seconds = round(sum(record.seconds_by.values()), 6)
         sizes = [r.parameters for r in found if r is not None]
+        record.add_sizes(self._sizes(sizes))
         self.ledger.evaluated(self.done, _line(record), sizes)
         self.at("evaluated")
         return self._note(record)
 
     def sizes(self) -> Sizes:
         """Numbers that the models of the last evaluation need."""
+        return self._sizes(list(self.ledger.fact("parameters") or [0]))
+
+    def _sizes(self, personal: list[int]) -> Sizes:
         dense = sum(x.numel() for x in self.start.values())
-        shared = parameters(self.algorithm.shared(self.broadcast))
-        return Sizes(dense, shared, list(self.ledger.fact("parameters") or [0]))
+        return Sizes(dense, parameters(self.algorithm.shared(self.broadcast)), personal)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -603,6 +606,5 @@ def finish(coordinator: Coordinator) -> dict[str, Any]:
     )
     summary = api.summarize(run, records, rerunnable=False)
     coordinator.folder.write_summary(summary)
-    width = asked.recipe.settings.torch_dtype().itemsize
-    write_report(coordinator.folder.path, summary, records, asked.recipe.to_toml(), width)
+    write_report([coordinator.folder.path], coordinator.folder.path / "report.html")
     return summary

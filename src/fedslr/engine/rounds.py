@@ -124,6 +124,7 @@ class Simulation:
         if s.is_evaluated(self.done):
             with self._timed("evaluate"):
                 record.add_evaluation(self.evaluate(), self.evaluated if s.evaluate_clients else None)
+                record.add_sizes(self.sizes(stored=True))
                 if self.diagnosed is not None:
                     record.diagnostics = self._diagnose(self.diagnosed, round)
         record.seconds_by = {p: round_to_us(self.seconds[p] - before[p]) for p in PHASES[:3]}
@@ -276,13 +277,14 @@ class Simulation:
 
         return Evaluation(None if ours is None else shares(ours), shares(personal))
 
-    def sizes(self) -> Sizes:
+    def sizes(self, stored: bool = False) -> Sizes:
+        """Numbers that models need; if `stored`, as the disk gives them back, so that a resumed run says the same."""
+        form = wire.compact if stored else dict
         dense = sum(x.numel() for x in self.start.values())
         mine = self.group.mine(self.evaluated)
-        personal = [parameters(self.algorithm.deployed(self.state(c), self.broadcast)) for c in mine]
-        return Sizes(
-            dense, parameters(self.algorithm.shared(self.broadcast)), self.group.each(self.evaluated, personal)
-        )
+        sent = form(self.broadcast)
+        personal = [parameters(form(self.algorithm.deployed(self.state(c), sent))) for c in mine]
+        return Sizes(dense, parameters(self.algorithm.shared(sent)), self.group.each(self.evaluated, personal))
 
     def _diagnose(self, algorithm: theory.Supported, round: Round) -> dict[str, float]:
         found = theory.diagnose(

@@ -1,27 +1,14 @@
-"""What people look at: curves of a run or of several, tables, and report.html."""
+"""What people look at: tables, figures and report.html. Here: how numbers are said, and the figures of one run."""
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import jinja2
-from markupsafe import Markup
+from typing import Any
 
 from fedslr.errors import FedslrError
 from fedslr.record import read_records
-from fedslr.store import write_durably
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe & Ito's palette, distinct to the colour-blind."""
 
 SUMMARY = {"algorithm", "accuracy", "fairness", "parameters", "bytes", "paper_gb", "seconds", "rank"}
 """What the tables need of a run's summary."""
@@ -78,65 +65,3 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise FedslrError(f"{folder}: no finished run ({Path(error.filename).name} is missing)") from None
     except (OSError, ValueError) as error:
         raise FedslrError(f"{folder}: cannot be read as a run: {error}") from None
-
-
-def accuracy_figure(runs: Mapping[str, Records]) -> Figure:
-    """Accuracy over rounds: personal models as full lines, global models dashed, one colour per run."""
-    from matplotlib.figure import Figure  # late: a second of start-up
-
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    axes: Axes = figure.subplots()
-    for colour, (name, records) in zip(COLOURS * (1 + len(runs) // len(COLOURS)), runs.items(), strict=False):
-        own, shared = (
-            [(r["round"], 100 * r[key]) for r in records if r.get(key) is not None]
-            for key in ("accuracy_personal", "accuracy_global")
-        )
-        curves = (
-            [(own, "-", name)]
-            if own == shared
-            else [(own, "-", f"{name}, personal"), (shared, "--", f"{name}, global")]
-        )
-        for points, style, label in curves:
-            if points:
-                marker = "o" if len(points) == 1 else None
-                axes.plot(*zip(*points, strict=True), style, color=colour, marker=marker, label=label)
-    axes.set(xlabel="communication round", ylabel="accuracy, mean over clients (%)")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.lines:
-        axes.legend(frameon=False, loc="lower right")
-    return figure
-
-
-def mean_records(runs: Sequence[Records]) -> list[dict[str, Any]]:
-    """Accuracies of several seeds, averaged round by round where all of them were evaluated."""
-    by_round = [{r["round"]: r for r in records if r.get("accuracy_personal") is not None} for records in runs]
-    shared = sorted(set.intersection(*(set(found) for found in by_round)))
-    out = []
-    for number in shared:
-        same = [found[number] for found in by_round]
-        mean = {
-            key: None if any(r.get(key) is None for r in same) else sum(r[key] for r in same) / len(same)
-            for key in ("accuracy_global", "accuracy_personal")
-        }
-        out.append({"round": number, **mean})
-    return out
-
-
-def write_report(folder: Path, summary: Mapping[str, Any], records: Records, config: str, width: int = 4) -> None:
-    """report.html: one self-contained file."""
-    drawing = io.StringIO()
-    accuracy_figure({summary["algorithm"]: records}).savefig(drawing, format="svg", transparent=True)
-    svg = drawing.getvalue()
-    source = files("fedslr.report").joinpath("report.html").read_text()
-    page = jinja2.Environment(autoescape=True).from_string(source)
-    text = page.render(
-        summary=summary,
-        rows=table_rows(summary, records, width),
-        ranks=sorted(summary["rank"].items()),
-        config=config,
-        rerunnable=summary["rerunnable"],
-        # Drawn by matplotlib from numbers and the method's registered name, so it is markup we trust.
-        chart=Markup(svg[svg.index("<svg") :]),
-    )
-    write_durably(folder / "report.html", text.encode())

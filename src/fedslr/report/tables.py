@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple
 
 from fedslr import metrics
 from fedslr.config import flatten
 from fedslr.errors import FedslrError
+from fedslr.record import read_records
 from fedslr.report import amount, read_run
 
 NOT_SHOWN = {
@@ -32,7 +33,11 @@ class Run(NamedTuple):
     folder: Path
     config: dict[str, Any]
     summary: dict[str, Any]
+    """What summary.json says; of an unfinished run, as much of it as its rounds tell."""
     records: list[dict[str, Any]]
+    recipe: str = ""
+    """The text of config.toml."""
+    finished: bool = True
 
 
 class Column(NamedTuple):
@@ -42,13 +47,15 @@ class Column(NamedTuple):
     key: str
     value: Callable[[Run], float | None]
     show: Callable[[float], str]
-    spread: Callable[[Run], float] | None = None
+    spread: Callable[[Run], float | None] | None = None
     """A deviation within a run, shown instead of that over seeds."""
 
     def figures(self, runs: Sequence[Run]) -> tuple[float | None, float | None]:
         """Mean and deviation over the runs of a group."""
         mean, deviation = mean_and_deviation([self.value(r) for r in runs])
-        return mean, deviation if self.spread is None else fmean(self.spread(r) for r in runs)
+        if self.spread is None:
+            return mean, deviation
+        return mean, mean_and_deviation([self.spread(r) for r in runs])[0]
 
 
 class Group(NamedTuple):
@@ -57,9 +64,14 @@ class Group(NamedTuple):
     labels: dict[str, str]
     runs: list[Run]
 
+    @property
+    def name(self) -> str:
+        """What tells the group from others, in one line."""
+        return ", ".join(text if key == "method" else f"{key} {text}" for key, text in self.labels.items())
 
-def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """The finished runs in the given folders, or in folders right below them."""
+
+def find_runs(folders: Sequence[Path], unfinished: bool = False) -> list[Run]:
+    """The finished runs in the given folders, or in folders right below them; all runs if that is asked for."""
     runs: dict[str, Run] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -67,18 +79,54 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
         homes = (
             [folder] if (folder / "config.toml").exists() else sorted(p.parent for p in folder.glob("*/config.toml"))
         )
-        finished = [home for home in homes if (home / "summary.json").exists()]
-        if not finished:
+        if not homes and unfinished:
+            raise FedslrError(f"{folder}: no run in it (config.toml is missing)")
+        found = [home for home in homes if unfinished or (home / "summary.json").exists()]
+        if not found:
             raise FedslrError(f"{folder}: no finished run in it (summary.json is missing)")
-        for home in finished:
-            summary, records = read_run(home)
-            try:
-                text = tomllib.loads((home / "config.toml").read_text())
-            except (OSError, ValueError) as error:
-                raise FedslrError(f"{home / 'config.toml'}: cannot be read: {error}") from None
+        for run in map(open_run, found):
             # The same run twice, by another path or made anew, must not count as two seeds.
-            runs.setdefault(repr(sorted(flatten(text).items())), Run(home, flatten(text), summary, records))
+            runs.setdefault(repr(sorted(run.config.items())), run)
     return list(runs.values())
+
+
+def open_run(home: Path) -> Run:
+    """A run from its folder, whether it is finished or not."""
+    try:
+        recipe = (home / "config.toml").read_text()
+        config = flatten(tomllib.loads(recipe))
+    except (OSError, ValueError) as error:
+        raise FedslrError(f"{home / 'config.toml'}: cannot be read: {error}") from None
+    if (home / "summary.json").exists():
+        return Run(home, config, *read_run(home), recipe)
+    records = read_records(home) if (home / "metrics.jsonl").exists() else []
+    return Run(home, config, summary_so_far(config, records), records, recipe, finished=False)
+
+
+def summary_so_far(config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What can be said of a run that has not come to its end; sizes of models are those of its last evaluation."""
+    sized = [r for r in records if r.get("parameters_personal")]
+    own = sized[-1]["parameters_personal"] if sized else []
+    phases = {phase for r in records for phase in r.get("seconds_by", {})}
+    return {
+        "algorithm": config.get("algorithm.name", "–"),
+        "dataset": config.get("data.name", "–"),
+        "clients": config.get("data.clients"),
+        "rounds": records[-1]["round"] if records else 0,
+        "seed": config.get("seed"),
+        "rerunnable": True,
+        "accuracy": metrics.accuracy(records),
+        "parameters": {
+            "dense": None,
+            "global": sized[-1]["parameters_global"] if sized else None,
+            "personal": fmean(own) if own else None,
+            "personal_std": pstdev(own) if own else None,
+        },
+        "rank": records[-1].get("rank", {}) if records else {},
+        "bytes": {way: sum(r[f"bytes_{way}"] for r in records) for way in ("down", "up")},
+        "paper_gb": metrics.gigabytes(sum(r["numbers_down"] + r["numbers_up"] for r in records)),
+        "seconds": {phase: sum(r.get("seconds_by", {}).get(phase, 0.0) for r in records) for phase in sorted(phases)},
+    }
 
 
 def group(runs: Sequence[Run]) -> list[Group]:

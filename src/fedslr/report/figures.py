@@ -1,0 +1,246 @@
+"""Figures for papers, one function for every kind the paper has; colours are those of the reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedslr.errors import FedslrError
+from fedslr.report import curves
+from fedslr.report.charts import LABELS
+from fedslr.report.colours import PALETTE, Look, looks
+from fedslr.report.tables import Group, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARKERS = ("", "s", "D", "^", "v")
+ZERO = "#B3261E"
+
+
+class Options(NamedTuple):
+    """What a person may choose."""
+
+    client: int | None = None
+    """Whose representation is drawn; the one that has the most labels unless given."""
+    megabits: float = 10.0
+    """Bandwidth of a client's line, per second, the same both ways."""
+    milliseconds: float = 20.0
+    """Delay of a message."""
+
+
+def _canvas(width: float, height: float, *shape: int, **more: Any) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure  # late: a second of start-up
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(*shape, **more)
+
+
+def _dress(axes: Axes, x: str, y: str) -> None:
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(axes: Axes) -> None:
+    """Inside where it is small, beside the axes where it would hide them."""
+    many = len(axes.get_legend_handles_labels()[0]) > 8
+    if axes.lines:
+        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": "small"} if many else {"loc": "best"}
+        axes.legend(frameon=False, **place)
+
+
+def _style(look: Look, points: int, dashed: bool = False) -> dict[str, Any]:
+    marker = MARKERS[look.again % len(MARKERS)] or ("o" if points == 1 else "")
+    every = max(1, points // 8)
+    line = "--" if dashed else "-"
+    return {"color": PALETTE[look.colour], "linestyle": line, "marker": marker, "markevery": every, "markersize": 4}
+
+
+def _groups(runs: Sequence[Run]) -> list[tuple[Group, Look]]:
+    groups = curves.groups(runs)
+    return list(zip(groups, looks([g.name for g in groups]), strict=True))
+
+
+def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
+    """Accuracy over rounds: personal models as full lines, global models dashed, one colour per method."""
+    groups = _groups(runs)
+    figure, axes = _canvas(7.5 if len(groups) <= 4 else 9, 4.2)
+    for group, look in groups:
+        models = curves.models(group)
+        for model in models:
+            points = [(s.round, 100 * s.mean) for s in curves.evaluations(group, f"accuracy_{model}")]
+            label = f"{group.name}, {model}" if len(models) > 1 else group.name
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label, **_style(look, len(points), model == "global"))
+    if not axes.lines:
+        raise FedslrError("accuracy: nothing has been evaluated yet")
+    _dress(axes, "communication round", "accuracy, mean over clients (%)")
+    _legend(axes)
+    return figure
+
+
+def violin(runs: Sequence[Run], options: Options) -> Figure:
+    """Accuracy relative to FedAvg's, by client: above the line clients are better off."""
+    base, rows = curves.baselines(runs), []
+    for group, look in _groups(runs):
+        models = () if curves.is_baseline(group) else curves.models(group)
+        for model in models:
+            values = [100 * v for r in group.runs for v in curves.relative(r, base, model).values()]
+            name = f"{group.name}\n({model})" if len(models) > 1 else group.name
+            if values:
+                rows.append((name, look, values, model == "global"))
+    if not rows:
+        raise FedslrError(
+            "violin: it is relative to FedAvg; give a run of fedavg with the same data and seed, and another"
+        )
+    figure, axes = _canvas(max(4.5, 0.75 * len(rows) + 1.5), 4.2)
+    made = axes.violinplot([values for _, _, values, _ in rows], showextrema=False, widths=0.8)
+    for body, (_, look, _, hollow) in zip(made["bodies"], rows, strict=True):
+        body.set(facecolor=PALETTE[look.colour], edgecolor=PALETTE[look.colour], alpha=0.2 if hollow else 0.55)
+    for at, (_, _, values, _) in enumerate(rows, start=1):
+        low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+        axes.vlines(at, low, high, color="#333333", linewidth=3)
+        axes.plot(at, middle, "o", color="white", markeredgecolor="#333333", markersize=5)
+    axes.axhline(0, color=ZERO, linewidth=1.2)
+    turned = {"rotation": 40, "ha": "right"} if len(rows) > 6 else {}
+    axes.set_xticks(range(1, len(rows) + 1), [name for name, *_ in rows], **turned)
+    _dress(axes, "", "accuracy less FedAvg's\n(percentage points)")
+    axes.grid(False, axis="x")
+    return figure
+
+
+def communication(runs: Sequence[Run], options: Options) -> Figure:
+    """Seconds that one client's messages take in every round, over a line of given bandwidth and delay."""
+    figure, axes = _canvas(6.5, 3.8)
+    for group, look in _groups(runs):
+        points = curves.binned(curves.communication(group.runs[0], options.megabits, options.milliseconds))
+        if any(y for _, y in points):
+            axes.plot(*zip(*points, strict=True), label=group.name, **_style(look, len(points)))
+    if not axes.lines:
+        raise FedslrError("communication: no run has sent anything yet")
+    line = f"{options.megabits:g} Mbit/s, {options.milliseconds:g} ms"
+    _dress(axes, "communication round", f"seconds per round and client\n({line})")
+    axes.set_ylim(bottom=0)
+    _legend(axes)
+    return figure
+
+
+def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
+    """Accuracy at the end, and the size of the models, over the values of a hyperparameter."""
+    found = curves.sensitivity([group for group, _ in _groups(runs)])
+    if found is None:
+        raise FedslrError("sensitivity: it needs runs that differ in a number, as fedslr sweep makes them")
+    figure, (left, right) = _canvas(9, 3.8, 1, 2)
+    for name, look in zip(found.lines, looks(list(found.lines)), strict=True):
+        for model in ("personal", "global"):
+            _sensitivity_line(left, right, found.lines[name], name, model, look)
+    values = [x for line in found.lines.values() for x, _ in line]
+    for axes, label in ((left, "accuracy, mean over clients (%)"), (right, "numbers a model needs (thousands)")):
+        _dress(axes, found.key, label)
+        if curves.spans_decades(values):
+            axes.set_xscale("log")
+    right.set_ylim(bottom=0)
+    _legend(left)
+    return figure
+
+
+def _sensitivity_line(
+    left: Axes, right: Axes, line: Sequence[tuple[float, Group]], name: str, model: str, look: Look
+) -> None:
+    known = [(x, [100 * v for v in values]) for x, values in curves.ends(line, model)]
+    style = _style(look, len(known), dashed=model == "global") | {"marker": "o", "markevery": 1}
+    if known:
+        middle = [fmean(v) for _, v in known]
+        spread = [[m - min(v) for m, (_, v) in zip(middle, known, strict=True)]]
+        spread.append([max(v) - m for m, (_, v) in zip(middle, known, strict=True)])
+        label = f"{name}, {model}" if name else model
+        left.errorbar([x for x, _ in known], middle, yerr=spread, capsize=2, label=label, **style)
+    sizes = [(x, [r.summary["parameters"][model] for r in g.runs]) for x, g in line]
+    sized = [(x, fmean(v) / 1e3) for x, v in sizes if all(v)]
+    if sized:
+        right.plot(*zip(*sized, strict=True), **style)
+
+
+def tsne(runs: Sequence[Run], options: Options) -> Figure:
+    """A client's samples as the global and the personal extractor see them, and how either classifier labels them.
+
+    The inputs of the last layer in two dimensions by t-SNE (van der Maaten & Hinton, 2008), as in the paper.
+    """
+    from fedslr.report.representation import represent
+
+    seen = represent(_representable(runs), options.client)
+    figure, panels = _canvas(7.2, 6.6, 2, 2)
+    marks = sorted(set(seen.labels.tolist()))
+    for row, extractor in enumerate(("global", "personal")):
+        places = embed(seen.features[extractor])
+        for column, classifier in enumerate(("global", "personal")):
+            _scatter(panels[row][column], places, seen, extractor, classifier, marks)
+    handles, names = panels[0][0].get_legend_handles_labels()
+    shown = dict(zip(names, handles, strict=True))
+    figure.legend(shown.values(), shown, title="label", loc="outside right center", frameon=False)
+    figure.suptitle(f"{seen.name}, client {seen.client}: its test samples", fontsize="medium")
+    return figure
+
+
+def embed(features: np.ndarray) -> np.ndarray:
+    """Two dimensions of many; always the same for the same features."""
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, max(2.0, (len(features) - 1) / 3))
+    made: np.ndarray = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
+    return made
+
+
+def _scatter(axes: Axes, places: np.ndarray, seen: Any, extractor: str, classifier: str, marks: Sequence[int]) -> None:
+    said = seen.predictions[extractor, classifier]
+    for label in marks:
+        chosen = seen.labels == label
+        colour = LABELS[label % len(LABELS)]
+        axes.scatter(places[chosen, 0], places[chosen, 1], s=22, color=colour, label=str(label), linewidths=0)
+    wrong = said != seen.labels
+    axes.scatter(
+        places[wrong, 0],
+        places[wrong, 1],
+        s=80,
+        facecolors="none",
+        edgecolors=ZERO,
+        linewidths=1.3,
+        label="misclassified",
+    )
+    right = 100 * (1 - wrong.mean())
+    axes.set_title(f"{extractor} extractor, {classifier} classifier: {right:.0f} %", fontsize="small")
+    axes.set(xticks=[], yticks=[])
+
+
+def _representable(runs: Sequence[Run]) -> Run:
+    """The first run whose clients have both a global and a model of their own, and whose models are kept."""
+    both = [r for g, _ in _groups(runs) if len(curves.models(g)) > 1 for r in g.runs]
+    kept = [r for r in both if any((r.folder / "checkpoint").glob("manifest-*.json"))]
+    if not both:
+        raise FedslrError("tsne: no run here has both a global model and personal ones that differ from it")
+    if not kept:
+        raise FedslrError(f"tsne: {both[0].folder} keeps no models (checkpoint/ is missing)")
+    # FedSLR's, as in the paper, where there is one.
+    return min(kept, key=lambda run: run.summary["algorithm"] != "fedslr")
+
+
+FIGURES: dict[str, Callable[[Sequence[Run], Options], Figure]] = {
+    "accuracy": accuracy,
+    "violin": violin,
+    "tsne": tsne,
+    "communication": communication,
+    "sensitivity": sensitivity,
+}
+
+
+def check(options: Options) -> None:
+    for name, value in (("bandwidth", options.megabits), ("latency", options.milliseconds)):
+        if not math.isfinite(value) or value < 0 or (name == "bandwidth" and not value):
+            raise FedslrError(f"--{name}: got {value:g}, expected a number above 0")

@@ -1,0 +1,206 @@
+"""report.html: one file that shows a run, a comparison or a sweep, finished or not.
+
+It needs nothing from elsewhere and is whole without JavaScript, which only adds values under the pointer.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+import fedslr
+from fedslr.errors import FedslrError
+from fedslr.report import amount, charts, percent, sections, table_rows, tables
+from fedslr.report.colours import DARK, PALETTE
+from fedslr.report.sections import SPARSE, View, count
+from fedslr.report.tables import Run
+from fedslr.store import write_durably
+
+
+class Card(NamedTuple):
+    """One figure that stands for the whole."""
+
+    value: str
+    what: str
+    note: str
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def title(view: View) -> str:
+    """What the page is about."""
+    methods = list(dict.fromkeys(str(r.summary["algorithm"]) for g in view.groups for r in g.runs))
+    data = ", ".join(dict.fromkeys(str(r.summary["dataset"]) for r in view.runs))
+    if not view.several:
+        return f"{methods[0]} on {data}"
+    keys = list(view.groups[0].labels)
+    if keys == ["method"]:
+        return f"{' and '.join(methods) if len(methods) == 2 else f'{len(methods)} methods'} on {data}"
+    who = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
+    return f"{who} on {data}, by {' and '.join(k for k in keys if k != 'method')}"
+
+
+def subtitle(view: View) -> str:
+    numbers = [r.summary.get("clients") for r in view.runs]
+    seeds = sorted({r.config.get("seed", 0) for r in view.runs}, key=str)
+    rounds = max(r.summary["rounds"] for r in view.runs)
+    parts = [f"{numbers[0]} clients" if len(set(numbers)) == 1 and numbers[0] else "", _plural(rounds, "round")]
+    parts.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
+    if len(view.runs) > 1:
+        parts.append(f"{len(view.runs)} runs")
+    return ", ".join(p for p in parts if p)
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def notices(view: View) -> list[str]:
+    """What a reader must know before believing a page."""
+    told = []
+    for run in view.runs:
+        if not run.finished:
+            done, planned = run.summary["rounds"], run.config.get("rounds", "?")
+            what = f"{run.folder.name}: " if len(view.runs) > 1 else ""
+            counts = any(run is r for g in view.groups for r in g.runs)
+            aside = "" if counts else " It counts neither in the curves nor in the table: other seeds are finished."
+            told.append(
+                f"{what}not finished: {done} of {planned} rounds are there. Unless it is still running, go on with the "
+                f"command that began it and --resume.{aside}"
+            )
+    if not any(r.get("accuracy_personal") is not None for run in view.runs for r in run.records):
+        told.append("Nothing has been evaluated yet, so there are no accuracies.")
+    return told
+
+
+def cards(view: View) -> list[Card]:
+    return _best(view) if view.several else _headline(view.groups[0].runs)
+
+
+def _headline(runs: Sequence[Run]) -> list[Card]:
+    """The figures of one method; means over its seeds."""
+
+    def mean(*keys: str) -> float | None:
+        values = []
+        for run in runs:
+            value: Any = run.summary
+            for key in keys:
+                value = value.get(key) if value is not None else None
+            values.append(value)
+        return None if any(v is None for v in values) else fmean(values)
+
+    own, shared = mean("accuracy", "personal"), mean("accuracy", "global")
+    dense, size, personal = (mean("parameters", key) for key in ("dense", "global", "personal"))
+    down, up = mean("bytes", "down") or 0, mean("bytes", "up") or 0
+    found = [Card(percent(own), "accuracy of the personal models", "mean over clients")] if own is not None else []
+    if shared is not None:
+        found.append(Card(percent(shared), "accuracy of the global model", "mean over clients"))
+    if dense and size:
+        found.append(
+            Card(percent(size / dense), "size of the global model", f"{count(size)} of {count(dense)} numbers")
+        )
+    if dense and size and personal and runs[0].summary["algorithm"] in SPARSE:
+        zeros = 1 - (personal - size) / dense
+        found.append(Card(percent(zeros), "zeros in the personal parts", f"{count(personal - size)} numbers are left"))
+    if down or up:
+        found.append(Card(amount(down + up), "sent in all", f"{amount(down)} down, {amount(up)} up"))
+    return found
+
+
+def _best(view: View) -> list[Card]:
+    """Who is first in what."""
+    figures = {c.key: c for c in tables.columns()}
+
+    def first(key: str, what: str, largest: bool) -> list[Card]:
+        column = figures[key]
+        scored = [(column.figures(g.runs)[0], g) for g in view.groups]
+        known = [(v, g) for v, g in scored if v]
+        if not known:
+            return []
+        value, group = (max if largest else min)(known, key=lambda pair: pair[0])
+        unit = " %" if "accuracy" in key or "decile" in key else ""
+        return [Card(column.show(value) + unit, what, group.name)]
+
+    return [
+        *first("accuracy_personal", "best accuracy of personal models", True),
+        *first("accuracy_global", "best accuracy of a global model", True),
+        *first("worst_decile_personal", "best accuracy for the tenth served worst", True),
+        *first("parameters_personal", "smallest personal models", False),
+    ]
+
+
+class Overview(NamedTuple):
+    """A table as the page has it: the best of some columns are emphasised."""
+
+    titles: list[str]
+    rows: list[list[tuple[str, bool]]]
+    labels: int
+
+
+def overview(view: View) -> Overview:
+    columns = tables.columns()
+    made = tables.table(view.groups, columns)
+    best = [[False] * len(made.titles) for _ in made.rows]
+    for n, column in enumerate(columns, start=made.labels):
+        means = [column.figures(g.runs)[0] for g in view.groups]
+        known = [m for m in means if m is not None]
+        if view.several and known and column.title.endswith("%"):
+            for row, mean in zip(best, means, strict=True):
+                row[n] = mean == max(known)
+    rows = [list(zip(cells, marks, strict=True)) for cells, marks in zip(made.rows, best, strict=True)]
+    return Overview(made.titles, rows, made.labels)
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def page(runs: Sequence[Run], live: str | None = None) -> str:
+    """The report of some runs; `live` is the stamp of a page that looks for newer ones."""
+    view = View(runs)
+    script = _part("report.js") + (_part("watch.js") if live is not None else "")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    template = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(_part("report.html"))
+    single = view.groups[0].runs[0] if len(view.runs) == 1 else None
+    return template.render(
+        title=title(view),
+        subtitle=subtitle(view),
+        notices=notices(view),
+        cards=cards(view),
+        legend=[(i, g.name, charts.paint(look), look.again) for i, g, look in view.each()] if view.several else [],
+        sections=sections.all_of(view),
+        table=overview(view),
+        rows=table_rows(single.summary, single.records, _width(single)) if single and single.finished else [],
+        runs=view.runs,
+        version=fedslr.__version__,
+        live=live,
+        palette=list(zip(PALETTE, DARK, strict=True)),
+        # Our own files, as they are.
+        style=Markup(_part("report.css")),
+        script=Markup(script),
+        digest=digest,
+    )
+
+
+def _width(run: Run) -> int:
+    return 8 if run.config.get("dtype") == "float64" else 4
+
+
+def _part(name: str) -> str:
+    return files("fedslr.report").joinpath(name).read_text()
+
+
+def write_report(folders: Sequence[Path], out: Path) -> None:
+    """The report of all runs in some folders, in one file."""
+    try:
+        write_durably(out, page(tables.find_runs(folders, unfinished=True)).encode())
+    except OSError as error:
+        raise FedslrError(f"--out: cannot write {out}: {error.strerror}") from None

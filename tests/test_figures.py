@@ -1,0 +1,148 @@
+"""`fedslr figures`: every kind of the paper's figures, from run folders."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedslr
+from fedslr.data import load
+from fedslr.report import figures, representation, tables
+from test_report import write_run
+
+RECIPE = """
+rounds = 2
+clients_per_round = 2
+algorithm = { name = "fedslr", eta_g = 5, rank_penalty = 5e-3, l1_penalty = 3e-3 }
+data = { name = "digits", clients = 3, samples_per_client = 20, split = "iid" }
+evaluate = { every = 1 }
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fedslr.api.Result]:
+    """A run of the command's own making, and its result."""
+    home = tmp_path_factory.mktemp("trained")
+    (home / "recipe.toml").write_text(RECIPE)
+    return home / "out", fedslr.api.run_recipe(fedslr.config.read(home / "recipe.toml"), home / "out")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()
+    }
+
+
+def test_a_comparison_has_its_figures(command, tmp_path):
+    for name in ("fedavg", "fedslr", "ditto"):
+        write_run(tmp_path / "runs" / name, name=name)
+    made = tmp_path / "made"
+    code, printed, _ = command("figures", tmp_path / "runs", "--out", made, "--format", "png,pdf,svg")
+    assert code == 0
+    kinds = ("accuracy", "violin", "communication")
+    assert {p.name for p in made.iterdir()} == {f"{kind}.{end}" for kind in kinds for end in ("png", "pdf", "svg")}
+    assert [line.split(":")[1] for line in printed.splitlines() if "left out" in line] == [" tsne", " sensitivity"]
+    for kind in kinds:
+        assert (made / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
+        assert (made / f"{kind}.pdf").read_bytes().startswith(b"%PDF")
+        assert "<svg" in (made / f"{kind}.svg").read_text()
+
+
+def test_a_run_has_its_representation(command, trained, tmp_path):
+    code, printed, _ = command("figures", trained[0], "--out", tmp_path, "--only", "tsne", "--format", "svg")
+    assert (code, printed) == (0, f"drawn to {tmp_path / 'tsne.svg'}\n")
+    panels = figures.tsne(tables.find_runs([trained[0]]), figures.Options(client=2)).axes
+    titles = [axes.get_title().partition(":")[0] for axes in panels]
+    parts = ("global", "personal")
+    assert titles == [f"{extractor} extractor, {classifier} classifier" for extractor in parts for classifier in parts]
+
+
+def test_a_sweep_has_its_sensitivity(command, tmp_path):
+    for i, value in enumerate((1e-4, 1e-3, 1e-2)):
+        write_run(tmp_path / "runs" / str(i), lr=value)
+    assert command("figures", tmp_path / "runs", "--out", tmp_path, "--only", "sensitivity")[0] == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["runs", "sensitivity.pdf", "sensitivity.png"]
+    runs = tables.find_runs([tmp_path / "runs"])
+    left, right = figures.sensitivity(runs, figures.Options()).axes
+    assert (left.get_xscale(), left.get_xlabel()) == ("log", "lr")
+    assert [line.get_xdata().tolist() for line in right.lines] == [[1e-4, 1e-3, 1e-2]] * 2
+
+
+def test_curves_are_those_of_the_records(tmp_path):
+    write_run(tmp_path / "a", rounds=6)
+    runs = tables.find_runs([tmp_path])
+    personal, shared = figures.accuracy(runs).axes[0].lines
+    records = [r for r in runs[0].records if "accuracy_personal" in r]
+    assert personal.get_ydata() == pytest.approx([100 * r["accuracy_personal"] for r in records])
+    assert shared.get_ydata() == pytest.approx([100 * r["accuracy_global"] for r in records])
+    assert personal.get_xdata() == pytest.approx([2, 4, 6])
+
+
+def test_colours_are_the_same_in_every_figure(tmp_path):
+    for name in ("fedavg", "fedslr", "local"):
+        write_run(tmp_path / name, name=name)
+    runs = tables.find_runs([tmp_path])
+    first = {line.get_label().split(",")[0]: line.get_color() for line in figures.accuracy(runs).axes[0].lines}
+    second = {
+        line.get_label(): line.get_color() for line in figures.communication(runs, figures.Options()).axes[0].lines
+    }
+    assert first == second
+    assert len(set(first.values())) == 3
+
+
+def test_a_representation_is_that_of_the_runs_own_models(trained):
+    """The law: extractor and classifier of one model together are that model."""
+    folder, result = trained
+    (run,) = tables.find_runs([folder])
+    before = contents(folder)
+    seen = representation.represent(run, 1)
+    assert contents(folder) == before
+    data = load("digits", clients=3, samples_per_client=20, split="iid", seed=0)
+    x = data.inputs(data.clients[1].x_test)
+    with torch.no_grad():
+        for part, model in (("global", result.global_model()), ("personal", result.personal_model(1))):
+            assert np.array_equal(seen.predictions[part, part], model(x).argmax(1).numpy())
+            hidden = torch.relu(model.hidden(torch.relu(model.conv2(pooled(model, x))).flatten(1)))
+            assert seen.features[part] == pytest.approx(hidden.numpy(), abs=1e-5)
+    assert not np.allclose(seen.features["global"], seen.features["personal"])
+
+
+def pooled(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.max_pool2d(torch.relu(model.conv1(x)), 2)
+
+
+def test_the_client_with_most_labels_is_chosen(trained):
+    (run,) = tables.find_runs([trained[0]])
+    seen = representation.represent(run, None)
+    clients = load("digits", clients=3, samples_per_client=20, split="iid", seed=0).clients
+    assert len(np.unique(seen.labels)) == max(len(c.y_test.unique()) for c in clients)
+
+
+def test_mistakes_are_answered_with_a_line(command, trained, tmp_path):
+    run = write_run(tmp_path / "run")
+    young = write_run(tmp_path / "young", rounds=1, planned=5)
+    made_here = tmp_path / "python"
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    fedslr.run(fedslr.FedSLR(), load("digits", clients=3), model, rounds=1, out=made_here)
+    for arguments, words in [
+        ([run, "--only", "voilin"], "--only: got 'voilin', which is none; did you mean 'violin'?"),
+        ([run, "--only", " "], "--only: got none"),
+        ([run, "--format", "gif"], "--format: got 'gif'"),
+        ([run, "--only", "violin"], "violin: it is relative to FedAvg"),
+        ([run, "--only", "sensitivity"], "sensitivity: it needs runs that differ in a number"),
+        ([run, "--only", "tsne"], "keeps no models (checkpoint/ is missing)"),
+        ([young, "--only", "accuracy"], "accuracy: nothing has been evaluated yet"),
+        ([made_here, "--only", "tsne"], "used data or a model made in Python"),
+        ([trained[0], "--only", "tsne", "--client", "3"], "--client: got 3, expected a whole number from 0 to 2"),
+        ([run, "--bandwidth", "0"], "--bandwidth: got 0, expected a number above 0"),
+        ([run, "--latency", "-1"], "--latency: got -1"),
+        ([tmp_path / "none"], "no such folder"),
+    ]:
+        code, _, err = command("figures", *arguments, "--out", tmp_path / "made")
+        assert code == 2, arguments
+        assert words in err
+        assert len(err.splitlines()) == 1
