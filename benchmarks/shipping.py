@@ -157,6 +157,7 @@ def unused(path: Path) -> Path:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--out", type=Path, default=Path("runs/shipping"))
+    options.add_argument("--ranks", nargs="+", default=list(EXPORTED), choices=list(EXPORTED))
     options.add_argument("--formats", nargs="+", default=list(SUFFIXES), choices=list(SUFFIXES))
     options.add_argument("--repeat", type=int, default=30)
     options.add_argument("--json", help="where to write the figures")
@@ -165,8 +166,8 @@ def main() -> None:
     folders = {str(k): make(given.out, str(k), k, scaled(trained, m) if k else {}) for k, m in PAPER.items()}
     folders["trained"] = make(given.out / "trained", "trained", 1e-4, trained)
     rows: list[dict[str, Any]] = []
-    for label, name in EXPORTED.items():
-        rows += exports(folders[name], label, given.formats, given.repeat)
+    for label in given.ranks:
+        rows += exports(folders[EXPORTED[label]], label, given.formats, given.repeat)
     report.finish("shipping", rows, given.json)
 
 

@@ -128,9 +128,9 @@ class Added(nn.Module):
 
 
 class Recomposed(nn.Module):
-    """A layer that keeps its weight in parts and puts it together when it runs: small on disk, no faster.
+    """A layer that keeps its weight in parts and puts it together with every batch: small on disk, and slower.
 
-    onnxruntime does so once, when it loads a file; torch with every batch.
+    Of an ONNX file, onnxruntime multiplies the factors out once, when it loads it.
     """
 
     def __init__(self, layer: Plain, low: LowRank | None, rest: Tensor | None) -> None:
