@@ -64,9 +64,13 @@ def latency(
     Without a client it is the global model, as in the paper's table.
     """
     target = out or folders[0] / "latency.json"
-    found = latencies.rows(folders, client, batch, repeat)
     under = latencies.conditions(batch, repeat, client)
-    latencies.save(target, found, under)
+    found = []
+    for row in latencies.rows(folders, client, batch, repeat):
+        found.append(row)
+        # Every row takes minutes where models are large: what is measured is on the disk.
+        latencies.save(target, found, under)
+        typer.echo(f"measured {row['run']}", err=True)
     typer.echo(f"milliseconds per batch of {batch}, median of {repeat}, {under['threads']} threads; {under['model']}")
     typer.echo(latencies.table(found), nl=False)
     if not programs.has_onnx():

@@ -19,7 +19,7 @@ from fedslr.shipping.timing import Runtime, milliseconds
 Forms = dict[str, str]
 """The form of every layer that is not dense, by the name of its weight: factors, sparse or recomposed."""
 
-REPEAT = 15
+REPEAT = 9
 HOPELESS = 3
 """A form that takes so many times as long as dense at first sight is not looked at again."""
 MARGIN = 0.97

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +58,19 @@ def measured(result: Result, client: int | None, batch: int, repeat: int, with_:
     return row
 
 
-def rows(folders: Sequence[Path], client: int | None, batch: int, repeat: int) -> list[Row]:
-    """The models of some runs, largest first."""
+def rows(folders: Sequence[Path], client: int | None, batch: int, repeat: int) -> Iterator[Row]:
+    """The models of some runs, one after another."""
     with_ = runtimes()
-    found = []
     for group in tables.group(tables.find_runs(folders)):
         for run in group.runs:
             seed = {"seed": str(run.summary["seed"])} if len(group.runs) > 1 else {}
             row = measured(open_run(run.folder, device="cpu"), client, batch, repeat, with_)
-            found.append({"run": str(run.folder), "labels": {**group.labels, **seed}, **row})
-    return sorted(found, key=lambda row: -row["parameters"])
+            yield {"run": str(run.folder), "labels": {**group.labels, **seed}, **row}
 
 
 def table(found: Sequence[Row]) -> str:
-    """The figures in Markdown, its columns aligned for people."""
+    """The figures in Markdown, its columns aligned for people, the largest model first."""
+    found = sorted(found, key=lambda row: -row["parameters"])
     columns = list(dict.fromkeys((key, name) for row in found for key, ms in row["ms"].items() for name in ms))
     labels = list(found[0]["labels"])
     titles = [*labels, "parameters", "file", *(f"{key} {name}" for key, name in columns)]
