@@ -39,7 +39,23 @@ def open_run(
     has to be given here too; data and model are verified to be those of the run. A client's state is read when it is
     asked for.
     """
-    folder, tell = Path(path), warn or (lambda text: warnings.warn(text, stacklevel=3))
+    folder = Path(path)
+    simulation = reopen(
+        folder, federation, model, device, loss, warn or (lambda text: warnings.warn(text, stacklevel=3))
+    )
+    records = [record for record in read_records(folder) if record["round"] <= simulation.done]
+    return Result(simulation, records, _summary(folder), folder)
+
+
+def reopen(
+    folder: Path,
+    federation: Federation | None,
+    model: nn.Module | None,
+    device: str,
+    loss: Loss,
+    warn: Callable[[str], None],
+) -> Simulation:
+    """The simulation of a run folder, to be looked at."""
     recipe = _recipe(folder, federation, model)
     # How it was trained does not matter to what it became, and another machine may not have it.
     settings = replace(
@@ -58,11 +74,10 @@ def open_run(
         model or recipe.model.name,
         settings,
         loss=loss,
-        warn=tell,
+        warn=warn,
     )
     simulation.look_into(folder)
-    records = [record for record in read_records(folder) if record["round"] <= simulation.done]
-    return Result(simulation, records, _summary(folder), folder)
+    return simulation
 
 
 def _recipe(folder: Path, federation: Federation | None, model: nn.Module | None) -> Recipe:

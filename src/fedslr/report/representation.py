@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from fedslr import config
 from fedslr.algorithms.layers import split_head
-from fedslr.checkpoint import Checkpoints
-from fedslr.data import share_out
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError
+from fedslr.reopen import reopen
 from fedslr.report.tables import Run
-from fedslr.store import read_tree, restore
 from fedslr.types import Params
 
 FEWEST = 5
@@ -58,20 +54,10 @@ def _open(run: Run, client: int | None) -> tuple[Simulation, Params, Params, int
     """The simulation as its newest checkpoint has it, its global model, and one client's own."""
     if not run.summary.get("rerunnable", True):
         raise FedslrError(f"tsne: {run.folder} used data or a model made in Python, which its recipe cannot make again")
-    recipe = config.parse(tomllib.loads(run.recipe))
-    settings = replace(recipe.settings, device="cpu", engine="eager", compile=False, memory_budget=None, store="memory")
-    simulation = Simulation(recipe.algorithm, share_out(recipe.data), recipe.model.name, settings)
-    chosen = _choose(simulation, client)
-    folder = run.folder / "checkpoint"
-    found = Checkpoints(folder).load(simulation.warn)
-    if found is None:
+    if not (run.folder / "checkpoint").is_dir():
         raise FedslrError(f"tsne: {run.folder} keeps no models (checkpoint/ is missing)")
-    generation, kept = found
-    simulation._check_resumable(generation, kept)
-    simulation.start, simulation.server = kept["start"], restore(type(simulation.server), kept["server"])
-    if entry := generation.clients.get(chosen):
-        simulation.store.put(chosen, read_tree(folder / "clients", entry), generation.rounds)
-    simulation._announce()
+    simulation = reopen(run.folder, None, None, "cpu", cross_entropy, lambda text: None)
+    chosen = _choose(simulation, client)
     shared = simulation.algorithm.global_model(simulation.server)
     if shared is None:
         raise FedslrError(f"tsne: {simulation.algorithm.name} has no global model")

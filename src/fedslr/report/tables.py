@@ -84,13 +84,13 @@ def find_runs(folders: Sequence[Path], unfinished: bool = False) -> list[Run]:
         found = [home for home in homes if unfinished or (home / "summary.json").exists()]
         if not found:
             raise FedslrError(f"{folder}: no finished run in it (summary.json is missing)")
-        for run in map(open_run, found):
+        for run in map(run_in, found):
             # The same run twice, by another path or made anew, must not count as two seeds.
             runs.setdefault(repr(sorted(run.config.items())), run)
     return list(runs.values())
 
 
-def open_run(home: Path) -> Run:
+def run_in(home: Path) -> Run:
     """A run from its folder, whether it is finished or not."""
     try:
         recipe = (home / "config.toml").read_text()
