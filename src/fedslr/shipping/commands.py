@@ -71,7 +71,7 @@ def latency(
         # Every row takes minutes where models are large: what is measured is on the disk.
         latencies.save(target, found, under)
         typer.echo(f"measured {row['run']}", err=True)
-    typer.echo(f"milliseconds per batch of {batch}, median of {repeat}, {under['threads']} threads; {under['model']}")
+    typer.echo(f"milliseconds per batch of {batch}, median of {repeat}, threads: {under['threads']}; {under['model']}")
     typer.echo(latencies.table(found), nl=False)
     if not programs.has_onnx():
         typer.echo("without onnxruntime, which is not installed: pip install 'fedslr[export]'")

@@ -19,6 +19,7 @@ from fedslr.shipping.forms import Forms
 from fedslr.shipping.timing import Runtime, milliseconds, runtimes
 from fedslr.store import write_durably
 
+VARIANTS = ("dense", "factorised", "sparse", "chosen")
 Row = dict[str, Any]
 """One model: its labels, parameters, bytes of its file, and milliseconds by runtime, device and variant."""
 
@@ -71,7 +72,8 @@ def rows(folders: Sequence[Path], client: int | None, batch: int, repeat: int) -
 def table(found: Sequence[Row]) -> str:
     """The figures in Markdown, its columns aligned for people, the largest model first."""
     found = sorted(found, key=lambda row: -row["parameters"])
-    columns = list(dict.fromkeys((key, name) for row in found for key, ms in row["ms"].items() for name in ms))
+    measured_by = list(found[0]["ms"])
+    columns = [(key, name) for key in measured_by for name in VARIANTS if any(name in row["ms"][key] for row in found)]
     labels = list(found[0]["labels"])
     titles = [*labels, "parameters", "file", *(f"{key} {name}" for key, name in columns)]
     cells = [
