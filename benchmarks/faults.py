@@ -10,10 +10,8 @@ simulation does whose cohorts are the clients that counted: no round was lost, a
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -28,7 +26,7 @@ import report
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
 from conftest import make_federation
-from deployed import FORK, STEPS, Clock, Federation, Forked, Local, mismatch, recipe
+from deployed import STEPS, Clock, Federation, Forked, Local, kill_after, mismatch, recipe
 from fedslr.deploy.messages import TRAIN, Order
 from fedslr.deploy.server import Coordinator
 from test_deploy import assert_is_simulated
@@ -89,13 +87,7 @@ def server_killed(home: Path, method: str) -> Outcome:
     federation = made(home, method, rounds=LONG)
     rng = random.Random(0)
     for _ in range(KILLS):
-        process = FORK.Process(target=lambda: federation.run(clock=time.monotonic))
-        process.start()
-        time.sleep(rng.uniform(0.02, 0.35))
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
+        kill_after(rng.uniform(0.02, 0.35), lambda: federation.run(clock=time.monotonic))
     return Outcome(federation, federation.run(), KILLS)
 
 

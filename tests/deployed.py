@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -83,6 +84,17 @@ class Local:
 
 
 FORK = multiprocessing.get_context("fork")
+
+
+def kill_after(seconds: float, work: Callable[[], object]) -> None:
+    """Do some work in a process of its own, which is killed in the middle of it."""
+    process = FORK.Process(target=work)
+    process.start()
+    time.sleep(seconds)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 class Forked(Local):

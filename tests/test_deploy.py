@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +18,13 @@ from hypothesis import strategies as st
 
 import fedslr
 from conftest import make_federation, mlp
-from deployed import FORK, SIZES, STEPS, Clock, Federation, Forked, mismatch, recipe
+from deployed import FORK, SIZES, STEPS, Clock, Federation, Forked, kill_after, mismatch, recipe
 from fedslr import tree, wire
 from fedslr.config import Settings
 from fedslr.deploy import node as node_module
 from fedslr.deploy import server as server_module
 from fedslr.deploy.messages import LOST, TRAIN, Order, digest
+from fedslr.deploy.node import Node
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError
 from fedslr.record import read_records
@@ -244,13 +246,7 @@ def test_a_server_killed_at_random_moments_goes_on(tmp_path):
     federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=40", "evaluate.every=10"]))
     rng = random.Random(0)
     for _ in range(20):
-        process = FORK.Process(target=serve, args=(federation,))
-        process.start()
-        time.sleep(rng.uniform(0.02, 0.2))
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
+        kill_after(rng.uniform(0.02, 0.2), lambda: serve(federation))
     server = federation.run()
     assert mismatch(federation, server) <= EXACT
     assert_is_simulated(federation, server)
@@ -435,10 +431,16 @@ def test_an_unknown_node_cannot_upload(tmp_path):
     assert_is_simulated(federation, server)
 
 
-def test_a_node_that_claims_anothers_number_is_refused(tmp_path):
-    federation = Federation(tmp_path, make_federation(SIZES), recipe())
+def with_impostor(home: Path) -> tuple[Federation, Node]:
+    """A federation, and a node with a store of its own that says it is client 1."""
+    federation = Federation(home, make_federation(SIZES), recipe())
     impostor = federation.node(1)
-    impostor.store.folder = tmp_path / "impostor"
+    impostor.store.folder = home / "impostor"
+    return federation, impostor
+
+
+def test_a_node_that_claims_anothers_number_is_refused(tmp_path):
+    federation, impostor = with_impostor(tmp_path)
     federation.post.nodes_by_identity["key-x"] = impostor
     server = federation.run()
     assert server.members[1].identity == "key-1"
@@ -448,9 +450,7 @@ def test_a_node_that_claims_anothers_number_is_refused(tmp_path):
 
 def test_numbers_can_be_registered_beforehand(tmp_path):
     """An impostor that comes first gets nothing where numbers have keys."""
-    federation = Federation(tmp_path, make_federation(SIZES), recipe())
-    impostor = federation.node(1)
-    impostor.store.folder = tmp_path / "impostor"
+    federation, impostor = with_impostor(tmp_path)
     nodes = federation.post.nodes_by_identity
     federation.post.nodes_by_identity = {"key-x": impostor, **nodes}
     server = federation.run(registered=lambda number: f"key-{number}")

@@ -24,6 +24,7 @@ import fedslr
 from fedslr import api, config, experiments, report, schema
 from fedslr import track as tracking
 from fedslr.algorithms import ALGORITHMS
+from fedslr.arguments import Changes
 from fedslr.data import DATASETS, cache, load, published
 from fedslr.data.images import reporting
 from fedslr.deploy import cli as deploy
@@ -50,10 +51,6 @@ err_console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True
 
 Pick = Annotated[str, typer.Option(help="Accuracy of the last or of the best evaluation: last, best.")]
 Clients = Annotated[str, typer.Option(help="Accuracy over all clients or those sampled in that round: all, sampled.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, dotted for tables. Repeatable."),
-]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
 Track = Annotated[
     list[str] | None,

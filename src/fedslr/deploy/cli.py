@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedslr.arguments import Changes
 from fedslr.deploy import options, predict
 from fedslr.deploy.ledger import FILE, Ledger
 from fedslr.deploy.server import FAILURE
@@ -17,10 +18,6 @@ from fedslr.report import percent
 app = typer.Typer(
     help="Federations on several machines, carried by Flower (pip install 'fedslr[deploy]').", rich_markup_mode=None
 )
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, dotted for tables. Repeatable."),
-]
 Run = Annotated[Path, typer.Argument(help="The run folder, on the SuperLink's machine.")]
 Client = Annotated[int, typer.Argument(help="The client's number.")]
 Connection = Annotated[str, typer.Option("--superlink", help="A connection of Flower's config.toml.")]
@@ -101,8 +98,7 @@ def _submit(text: str, out: Path, superlink: str) -> None:
     from fedslr.deploy import loopback
 
     with tempfile.TemporaryDirectory(prefix="fedslr-") as folder:
-        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        loopback.submit(Path(folder), superlink, text, out.absolute(), {**quiet, **os.environ})
+        loopback.submit(Path(folder), superlink, text, out.absolute(), {**loopback.QUIET, **os.environ})
     typer.echo(f"the SuperLink runs it; see `flwr log`, `fedslr federation status {out}`")
 
 

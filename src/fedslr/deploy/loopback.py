@@ -38,6 +38,9 @@ GUARD = '(while kill -0 "$0"; do sleep 1; done; kill -- -$$) >/dev/null 2>&1 & '
 ONCE, AGAIN = '"$@"', 'until "$@"; do sleep 8; done'
 """What a supervisor does."""
 
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+"""Flower's programs tell nobody that they run."""
+
 APP = """[project]
 name = "fedslr-federation"
 version = "1.0.0"
@@ -72,8 +75,7 @@ def environment(home: Path, **changes: str) -> dict[str, str]:
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        **QUIET,
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         **changes,
     }

@@ -12,10 +12,8 @@ from fedslr.data import own
 from fedslr.data.normalization import UNIT
 from fedslr.deploy import options
 from fedslr.deploy.node_store import NodeStore
+from fedslr.engine.eager import CHUNK
 from fedslr.errors import FedslrError
-
-CHUNK = 1024
-"""Inputs per forward pass."""
 
 
 @torch.no_grad()

@@ -351,7 +351,9 @@ class Coordinator:
         if member.identity is None:
             return
         if question.kind == TRAIN and self.algorithm.addressing:
-            mine = self.algorithm.addressed(self.broadcast, self._mirrored(member))
+            # A client's account is as large as a model: it is read only for those who look at it.
+            known = self._mirrored(member) if self.algorithm.addressing else self.fresh
+            mine = self.algorithm.addressed(self.broadcast, known)
             message = self.encoded if mine is self.broadcast else _encode(mine)
         if question.record is not None:
             question.record.count_down(message.size)

@@ -15,7 +15,7 @@ from fedslr.data.normalization import Normalization, inputs
 from fedslr.types import Algorithm, Params, Payload, Round, Task
 
 CHUNK = 1024
-"""Test samples per forward pass."""
+"""Samples per forward pass of a model that does not train."""
 
 
 class Eager:
