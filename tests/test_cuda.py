@@ -98,7 +98,13 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "product", "limit"), [("bfloat16", "tf32", 0.01), ("float32", "tf32x3", 1e-5)])
-@pytest.mark.parametrize("shape", [(2, 3, 8, 16, 7, 3, 1), (2, 3, 8, 16, 80, 3, 2), (3, 2, 9, 20, 8, 1, 2)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 3, 8, 16, 7, 3, 1), (2, 3, 8, 16, 80, 3, 2), (3, 2, 9, 20, 8, 1, 2), (2, 2, 2, 16, 16, 3, 3),
+        (2, 20, 8, 256, 256, 3, 1), (2, 4, 16, 64, 64, 3, 1), (2, 8, 16, 64, 128, 3, 2),
+    ],
+)  # fmt: skip
 def test_convolutions_of_a_cohort(shape: tuple[int, ...], dtype: str, product: str, limit: float) -> None:
     from fedslr.engine import kernels
 
@@ -122,19 +128,20 @@ def test_convolutions_of_a_cohort(shape: tuple[int, ...], dtype: str, product: s
 @pytest.mark.gpu
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
-def test_norms_of_a_cohort(residual: bool, relu: bool) -> None:
+@pytest.mark.parametrize("shape", [(2, 3, 7, 5, 12), (1, 2, 40, 40, 64)], ids=["whole", "in parts"])
+def test_norms_of_a_cohort(shape: tuple[int, ...], residual: bool, relu: bool) -> None:
     torch.manual_seed(0)
-    x = torch.randn(2, 3, 7, 5, 12, device="cuda", requires_grad=True)
-    weight, bias = (torch.randn(2, 12, device="cuda", requires_grad=True) for _ in range(2))
+    x = torch.randn(shape, device="cuda", requires_grad=True)
+    weight, bias = (torch.randn(shape[0], shape[-1], device="cuda", requires_grad=True) for _ in range(2))
     added = torch.randn_like(x, requires_grad=True) if residual else None
     leaves = [x, weight, bias, *([added] if added is not None else [])]
     fused = stacked._norm(x, weight, bias, added, 2, 1e-5, relu)
     plain = stacked._norm(*(t.double() if t is not None else None for t in (x, weight, bias, added)), 2, 1e-5, relu)
     assert relative(fused, plain) < 1e-5
     dy = torch.randn_like(fused)
-    for a, b in zip(
-        torch.autograd.grad(fused, leaves, dy), torch.autograd.grad(plain, leaves, dy.double()), strict=True
-    ):
+    found, wanted = torch.autograd.grad(fused, leaves, dy), torch.autograd.grad(plain, leaves, dy.double())
+    stacked.aside.join()
+    for a, b in zip(found, wanted, strict=True):
         assert relative(a, b) < 1e-5
 
 

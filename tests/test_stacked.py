@@ -112,6 +112,15 @@ def test_other_layers_are_left_to_others(model: nn.Module) -> None:
     assert stacked.stack(model, rounded=False) is None
 
 
+def test_layers_that_share_weights_are_left_to_others() -> None:
+    """Gradients of weights are computed aside, where nobody adds them up."""
+    one = nn.Conv2d(3, 3, 3, padding=1)
+    assert stacked.stack(nn.Sequential(one, one), rounded=False) is None
+    other = nn.Conv2d(3, 3, 3, padding=1)
+    other.weight = one.weight
+    assert stacked.stack(nn.Sequential(one, other), rounded=False) is None
+
+
 def test_a_norm_that_is_looked_at_twice_is_not_fused_away() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -21,6 +21,7 @@ import fedslr
 from conftest import make_federation, mlp
 from fedslr import checkpoint, store
 from fedslr.data.federation import ClientData
+from fedslr.matrix import LowRank
 from fedslr.store import ClientStore
 from test_checkpoint import STORES, Killed, assert_clean, contents, die_at, run
 
@@ -301,6 +302,18 @@ def test_states_on_a_gpu_are_saved_as_they_are(tmp_path):
     entries = kept.save()
     for client, state in enumerate(states(40)):
         assert torch.equal(store.read_tree(tmp_path, entries[client])["state"]["p"]["w"], state["state"]["p"]["w"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("budget", [None, 0])
+def test_factors_on_a_gpu_are_multiplied_there(budget, tmp_path):
+    """A product of the host differs by rounding, and a resumed run would go on from it."""
+    torch.manual_seed(0)
+    full = LowRank(torch.randn(60, 50, device="cuda"), torch.randn(50, 50, device="cuda"), (60, 50))
+    kept = ClientStore(tmp_path, "cuda", budget)
+    kept.put(0, {"state": {"p": {"w": full}}}, 1)
+    found = store.read_tree(tmp_path, kept.save()[0])["state"]["p"]["w"]
+    assert torch.equal(found, full.dense().cpu())
 
 
 # --- many clients ---------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def write_whole(path: Path, *pieces: wire.Bytes) -> None:
 
 def write_tree(path: Path, tree: Tree, write: Callable[..., None] = write_durably) -> Entry:
     """A tree as a safetensors file, sparse and low-rank parts in their small form."""
-    pieces = wire.pack(wire.to_device(tree, "cpu")).pieces()
+    pieces = wire.pack(wire.to_host(tree)).pieces()
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -162,9 +162,9 @@ def pinned(tree: Tree) -> Tree:
     def move(leaf: Any) -> Any:
         if isinstance(leaf, LowRank):
             return LowRank(move(leaf.u), move(leaf.v), leaf.shape)
-        return leaf.cpu().pin_memory() if isinstance(leaf, Tensor) else leaf
+        return leaf.pin_memory() if isinstance(leaf, Tensor) else leaf
 
-    return {k: pinned(x) if isinstance(x, dict) else move(x) for k, x in tree.items()}
+    return {k: pinned(x) if isinstance(x, dict) else move(x) for k, x in wire.to_host(tree).items()}
 
 
 class Tier:
@@ -176,8 +176,9 @@ class Tier:
         self.states: dict[int, Tree] = {}
 
     def add(self, client: int, state: Tree) -> None:
-        self.states[client] = self.place(state)
-        self.bytes += size(state)
+        placed = self.place(state)
+        self.states[client] = placed
+        self.bytes += size(placed)
 
     def drop(self, client: int) -> Tree | None:
         state = self.states.pop(client, None)
@@ -261,7 +262,7 @@ class ClientStore:
                 if lower is not None:
                     lower.add(evicted, old)
                 elif evicted in self._unsaved:
-                    self._leaving[evicted] = wire.to_device(old, "cpu")
+                    self._leaving[evicted] = wire.to_host(old)
                     self._write(evicted)
         self._settle(BEHIND)
 

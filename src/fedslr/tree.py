@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 Tree = dict[str, Any]
 
@@ -34,8 +35,87 @@ def map(fn: Callable[..., Any], first: Tree, *rest: Tree) -> Tree:
     mapper = _mapper.get()
     if mapper is None:
         return _map(fn, first, rest)
-    made = iter(mapper(fn, [leaves(first), *(_aligned(first, tree) for tree in rest)]))
+    fn, (first, *others) = _joined(fn, [first, *rest])
+    made = iter(mapper(fn, [leaves(first), *(_aligned(first, tree) for tree in others)]))
     return _map(lambda leaf: next(made), first, ())
+
+
+def later(fn: Callable[..., Any], first: Tree, *rest: Tree) -> Tree:
+    """What `map` gives, for the next `map` to use: where an engine does the work of both, it does it in one go."""
+    return map(fn, first, *rest) if _mapper.get() is None else _Later(fn, [first, *rest])
+
+
+class _Later(Tree):
+    """A tree that is made when somebody looks at it."""
+
+    def __init__(self, fn: Callable[..., Any], trees: list[Tree]) -> None:
+        super().__init__()
+        self.fn, self.trees = fn, trees
+        self.made = False
+
+    def _look(self) -> Tree:
+        if not self.made:
+            self.made = True
+            super().update(map(self.fn, *self.trees))
+        return self
+
+    def __getitem__(self, key: str) -> Any:
+        self._look()
+        return super().__getitem__(key)
+
+    def __iter__(self) -> Iterator[str]:
+        self._look()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._look()
+        return super().__len__()
+
+    def __contains__(self, key: object) -> bool:
+        self._look()
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._look()
+        return super().get(key, default)
+
+    def keys(self) -> Any:
+        self._look()
+        return super().keys()
+
+    def values(self) -> Any:
+        self._look()
+        return super().values()
+
+    def items(self) -> Any:
+        self._look()
+        return super().items()
+
+
+pytree.register_pytree_node(
+    _Later, lambda tree: (list(tree.values()), list(tree)), lambda leaves, keys: dict(zip(keys, leaves, strict=True))
+)
+
+
+def _joined(fn: Callable[..., Any], trees: list[Tree]) -> tuple[Callable[..., Any], list[Tree]]:
+    """`fn` after the functions of those trees that are yet to be made, and the trees they are made of."""
+    if not any(_waits(tree) for tree in trees):
+        return fn, trees
+    sources = [(tree.fn, tree.trees) if _waits(tree) else (None, [tree]) for tree in trees]
+    parts = tuple((part, len(of)) for part, of in sources)
+
+    def joined(*leaves: Any) -> Any:
+        given, at = [], 0
+        for part, count in parts:
+            given.append(leaves[at] if part is None else part(*leaves[at : at + count]))
+            at += count
+        return fn(*given)
+
+    return joined, [tree for _, of in sources for tree in of]
+
+
+def _waits(tree: Tree) -> TypeGuard[_Later]:
+    return isinstance(tree, _Later) and not tree.made
 
 
 def _map(fn: Callable[..., Any], first: Tree, rest: tuple[Tree, ...]) -> Tree:

@@ -490,6 +490,11 @@ def compact(tree: Tree) -> Tree:
     return {k: compact(x) if isinstance(x, dict) else _settle(x) for k, x in tree.items()}
 
 
+def to_host(tree: Tree) -> Tree:
+    """A tree in the host's memory, compact. Factors are multiplied where they were: another device rounds otherwise."""
+    return to_device(compact(tree), "cpu")
+
+
 def unfold(tree: Tree, check: bool = True) -> Tree:
     """Every factorised matrix multiplied out: what a client works with. The product is checked to be finite.
 

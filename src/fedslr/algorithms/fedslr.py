@@ -96,7 +96,7 @@ class Mixed(Phased[Server, Client]):
         def step(p: Factored, batch: Batch) -> Factored:
             full = dense(p)
             grads = task.loss_grad(tree.add(w, full), batch)
-            return self.prox_personal(tree.map(lambda p, g: p - lr * (g + wd * p), full, grads), lr)
+            return self.prox_personal(tree.later(lambda p, g: p - lr * (g + wd * p), full, grads), lr)
 
         return scan(step, p, data.epochs(round.personal_epochs, phase=1))
 

@@ -15,7 +15,7 @@ cannot be either, as the eager engine runs them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -79,7 +79,7 @@ class StackedTask(CohortTask):
 
     def grad(self, params: Params, batch: Any, frozen: Params | None = None) -> Params:
         wd = self.weight_decay
-        return tree.map(lambda g, v: g + wd * v, self.loss_grad(params, batch, frozen), params)
+        return tree.later(lambda g, v: g + wd * v, self.loss_grad(params, batch, frozen), params)
 
     def cohort_outputs(self, params: Params, x: Tensor) -> Tensor:
         return super().cohort_outputs(params, x) if self.network is None else self.network(params, x)
@@ -143,16 +143,31 @@ def _compiled() -> Any:
         return _each
     if not _cache:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
-        _cache.append(torch.compile(_each, dynamic=False))
+        _cache.append(torch.compile(_each, dynamic=False, options={"combo_kernels": True}))
     return _cache[0]
+
+
+def _closed_over(fn: Any) -> Iterator[Tensor]:
+    """The tensors that a function, and the functions it is made of, refer to."""
+    left, seen = [fn], set()
+    while left:
+        this = left.pop()
+        if id(this) in seen:
+            continue
+        seen.add(id(this))
+        for cell in getattr(this, "__closure__", None) or ():
+            for found in pytree.tree_leaves(cell.cell_contents):
+                if isinstance(found, Tensor):
+                    yield found
+                else:
+                    left.append(found)
 
 
 def _fuse(fn: Callable[..., Any], trees: list[list[Any]]) -> list[Any]:
     """`tree.map` for cohorts on a GPU."""
     flat = [leaf for leaves in trees for leaf in leaves]
-    closed = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
     # Inside _Map a client's own numbers are out of reach, except as leaves.
-    own = any(isinstance(x, Tensor) and torch._C._functorch.is_batchedtensor(x) for x in closed)
+    own = any(torch._C._functorch.is_batchedtensor(x) for x in _closed_over(fn))
     if own or not flat or not all(isinstance(x, Tensor) for x in flat):
         return _each(fn, trees)
     made: tuple[Tensor, ...] = _Map.apply(fn, len(trees), *flat)

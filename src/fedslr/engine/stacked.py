@@ -126,7 +126,8 @@ class _Norm(torch.autograd.Function):
         from fedslr.engine import kernels
 
         x, weight, bias, y, mean, rstd = ctx.saved_tensors
-        dx, dw, db, dr = kernels.norm_backward(dy.contiguous(), x, weight, bias, y, mean, rstd, ctx.relu)
+        dx, by_sample, dr = kernels.norm_backward(dy.contiguous(), x, weight, bias, y, mean, rstd, ctx.relu)
+        dw, db = aside.run(lambda: by_sample.sum(2), by_sample)
         return dx, dw, db, dr, None, None, None
 
 
@@ -227,6 +228,7 @@ class _Rewriter:
         self.graph = fx.Graph()
         self.params = self.graph.placeholder("params")
         self.made: dict[fx.Node, fx.Node | None] = {}
+        self.unused = {name for name, _ in model.named_parameters()}
 
     def write(self) -> fx.Graph:
         for node in self.traced.graph.nodes:
@@ -240,7 +242,11 @@ class _Rewriter:
     def _param(self, layer: str, name: str, module: nn.Module) -> fx.Node | None:
         if getattr(module, name) is None:
             return None
-        return self.graph.call_function(operator.getitem, (self.params, f"{layer}.{name}"))
+        whole = f"{layer}.{name}"
+        if whole not in self.unused:
+            raise _Unknown  # weights of two layers: their gradients, computed aside, would have to be added up
+        self.unused.remove(whole)
+        return self.graph.call_function(operator.getitem, (self.params, whole))
 
     def _node(self, node: fx.Node) -> fx.Node | None:
         if node.op == "placeholder":
