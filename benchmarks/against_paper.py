@@ -3,6 +3,7 @@
     python benchmarks/against_paper.py results/cifar10-dirichlet0.1 > results/cifar10-dirichlet0.1/README.md
 
 Every folder in the given one is a run of that recipe; its name does not matter, its summary says which method it was.
+What there is to say about them is in `notes.md`.
 """
 
 from __future__ import annotations
@@ -91,6 +92,9 @@ def main() -> None:
     print("Seconds are those of the median round; minutes are all of a run: compiling, evaluations, checkpoints.\n")
     for line in [HEADS, ["---"] * len(HEADS), *rows]:
         print(f"| {' | '.join(line)} |")
+    notes = folder / "notes.md"
+    if notes.exists():
+        print(f"\n{notes.read_text().strip()}")
     print(f"\nMade by `python benchmarks/against_paper.py {folder}`; every folder's `config.toml` runs it again.")
 
 

@@ -3,8 +3,9 @@
     python benchmarks/cpu_round.py
     python benchmarks/cpu_round.py --pfl
 
-100 clients of digits, 10 per round, batch 10, 2 epochs. All take turns, round by round; engines and bare loop in this
-process, Apple's pfl in one of its own, for which it is installed into a temporary folder.
+100 clients of digits, 10 per round, batch 10, 2 epochs. All take turns, some rounds at a time, as a run has them one
+after another; engines and bare loop in this process, Apple's pfl in one of its own, for which it is installed into a
+temporary folder.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ ENGINES: dict[str, dict[str, Any]] = {
     "fedslr, batched": {"engine": "batched"},
     "fedslr, compiled": {"engine": "batched", "compile": True},
 }
-WARM = 5
-"""First rounds, which are left out; compiling is in them."""
+TURN = 10
+"""Rounds that one does before it is another's turn."""
+WARM = TURN
+"""First rounds, which are left out; compiling is in them. After them models are compared: later, where a rounding error
+makes another pixel the largest of a pool, they go ways of their own."""
 
 
 def load() -> fedslr.Federation:
@@ -108,17 +112,18 @@ def install_pfl(folder: str) -> None:
 def in_turns(jobs: dict[str, Iterator[Any]], rounds: int) -> dict[str, list[float]]:
     """Seconds of every job's rounds; the order is turned round every time."""
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for t in range(rounds):
-        for name in list(jobs)[:: -1 if t % 2 else 1]:
-            begun = time.perf_counter()
-            next(jobs[name])
-            seconds[name].append(time.perf_counter() - begun)
+    for begin in range(0, rounds, TURN):
+        for name in list(jobs)[:: -1 if begin // TURN % 2 else 1]:
+            for _ in range(begin, min(begin + TURN, rounds)):
+                begun = time.perf_counter()
+                next(jobs[name])
+                seconds[name].append(time.perf_counter() - begun)
     return seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--pfl", action="store_true", help="install Apple's pfl into a temporary folder and run it too")
     parser.add_argument("--json", help="also write the figures to this file")
@@ -144,20 +149,23 @@ def main() -> None:
         if args.pfl:
             install_pfl(folder)
             jobs["pfl 0.6.0"] = pfl_rounds(folder, args.rounds)
-        seconds = in_turns(jobs, args.rounds - 1)
+        first = in_turns(jobs, WARM)
+        gaps = {name: gap(models_of_bare[-1], simulation) for name, simulation in simulations.items()}
+        seconds = in_turns(jobs, args.rounds - 1 - WARM)
         for job in jobs.values():
             job.close()  # type: ignore[attr-defined]
 
-    medians = {name: statistics.median(values[WARM:]) for name, values in seconds.items()}
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
     rows = []
     for name, median in medians.items():
         row = {
             "": name,
             "s/round": median,
             "ratio": median / medians[BARE],
-            "first rounds s": sum(seconds[name][:WARM]),
+            "first rounds s": sum(first[name]),
+            "difference": gaps.get(name, "–"),
         }
-        rows.append({**row, "difference": gap(models_of_bare[-1], simulations[name]) if name in simulations else "–"})
+        rows.append(row)
     report.finish("cpu_round", rows, args.json)
 
 

@@ -120,5 +120,5 @@ def test_a_setting_that_an_older_run_does_not_name_has_its_default():
 
     assert difference({}) is None
     assert difference({"checkpoint": {"minutes": 5}, "memory_budget": "1GB"}) is None
-    assert difference({"precision": "bf16"}) == 'precision was "float32", now "bf16"'
+    assert difference({"precision": "bf16"}) == 'precision was "auto", now "bf16"'
     assert difference({"evaluate": {"clients": 3}}) == "evaluate.clients was null, now 3"

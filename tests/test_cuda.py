@@ -16,7 +16,7 @@ from conftest import make_federation, small_cnn
 from fedslr import prox, spectral, tree
 from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Settings
-from fedslr.engine import cuda, stacked
+from fedslr.engine import choice, cuda, stacked
 from fedslr.engine.batched import stack
 from fedslr.engine.cuda import Cuda
 from fedslr.engine.rounds import Simulation
@@ -78,6 +78,21 @@ def test_gram_matrices_give_the_singular_values(threshold: float) -> None:
         wanted = prox.singular_value_threshold(layers[name], threshold)
         assert found.rank == wanted.rank
         torch.testing.assert_close(found.dense(), wanted.dense(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "card", "products"),
+    [
+        ({}, True, "bf16"), ({}, False, "float32"), ({"engine": "cuda"}, True, "bf16"),
+        ({"engine": "eager"}, True, "float32"), ({"precision": "float32"}, True, "float32"),
+        ({"precision": "tf32", "engine": "eager"}, False, "tf32"),
+    ],
+)  # fmt: skip
+def test_products_are_rounded_where_it_pays(
+    asked: dict[str, Any], card: bool, products: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: card)
+    assert choice.precision(Settings(**asked)) == products
 
 
 def test_the_engine_is_refused_without_a_gpu() -> None:

@@ -100,6 +100,17 @@ def test_sizes_of_a_run():
     assert pure.summary["parameters"]["personal"] == pure.summary["parameters"]["global"]
 
 
+def test_models_counted_together_are_counted_as_alone():
+    torch.manual_seed(0)
+    shared, factors = torch.ones(4), LowRank(torch.randn(6, 1), torch.randn(5, 1), (6, 5))
+    sparse = [torch.randn(3, 2).relu() for _ in range(3)]
+    trees = [{"w": {"a": shared, "b": factors}, "p": {"a": x, "b": x.mT}} for x in sparse]
+    trees[1]["p"]["b"] = factors
+    assert metrics.parameters_of(trees) == [metrics.parameters(tree) for tree in trees]
+    assert metrics.parameters_of([]) == []
+    assert metrics.parameters_of([{}, {}]) == [0, 0]
+
+
 def test_double_precision_is_twice_as_dense():
     records = [{"clients": [0, 1]}, {"clients": [2]}]
     assert report.dense_bytes(records, 10, 4) == 120

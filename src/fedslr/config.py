@@ -43,7 +43,9 @@ class Settings:
     dtype: Annotated[str, one_of(*DTYPES), "type of all numbers that are kept"] = "float32"
     engine: Annotated[str, one_of("auto", "eager", "batched", "cuda"), "how a cohort is trained"] = "auto"
     compile: Annotated[bool, "compile local training for a CPU; pays off in long runs"] = False
-    precision: Annotated[str, one_of("float32", "tf32", "bf16"), "of products on a GPU"] = "float32"
+    precision: Annotated[
+        str, one_of("auto", "float32", "tf32", "bf16"), "of products on a GPU; auto: bf16 where the card has it"
+    ] = "auto"
     store: Annotated[str, one_of("memory", "disk"), "where clients' states live while the run goes on"] = "memory"
     memory_budget: Annotated[
         int | str | None, memory_size, "memory for clients' states; the rest is on disk; no limit unless given"

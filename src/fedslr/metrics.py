@@ -87,15 +87,37 @@ def paper_gigabytes(numbers: float, dense: int) -> float:
 
 def parameters(tree: Tree) -> int:
     """Numbers a model given by its parts needs: factors where they are smaller, non-zeros elsewhere."""
-    total = 0
+    return parameters_of([tree])[0]
+
+
+def parameters_of(trees: Sequence[Tree]) -> list[int]:
+    """`parameters` of several models of one kind, whose non-zeros are read back once, for a GPU is waited for."""
+    totals = [0] * len(trees)
     counts: dict[torch.device, list[Tensor]] = {}
-    for leaf in leaves(tree):
-        if isinstance(leaf, LowRank):
-            total += min(leaf.numbers, prod(leaf.shape))
-        elif isinstance(leaf, Tensor):
-            counts.setdefault(leaf.device, []).append(torch.count_nonzero(leaf))
-    # Read back once: a GPU would be waited for at every leaf.
-    return total + sum(int(torch.stack(found).sum()) for found in counts.values())
+    for of_all in zip(*(leaves(tree) for tree in trees), strict=True):
+        tensors = [leaf for leaf in of_all if isinstance(leaf, Tensor)]
+        if len(tensors) == len(of_all):
+            counts.setdefault(tensors[0].device, []).append(_nonzeros(tensors))
+            continue
+        for i, leaf in enumerate(of_all):
+            if isinstance(leaf, LowRank):
+                totals[i] += min(leaf.numbers, prod(leaf.shape))
+            elif isinstance(leaf, Tensor):
+                totals[i] += int(torch.count_nonzero(leaf))
+    for found in counts.values():
+        totals = [total + more for total, more in zip(totals, torch.stack(found).sum(0).tolist(), strict=True)]
+    return totals
+
+
+def _nonzeros(tensors: Sequence[Tensor]) -> Tensor:
+    """How many of its numbers are not zero, for each of some tensors of one shape."""
+    first = tensors[0]
+    if all(x is first for x in tensors):
+        return torch.count_nonzero(first).expand(len(tensors))
+    if first.is_cuda:
+        # Few operations on much at a time.
+        return (torch.stack(list(tensors)) != 0).flatten(1).sum(1)
+    return torch.stack([torch.count_nonzero(x) for x in tensors])
 
 
 class Sizes(NamedTuple):

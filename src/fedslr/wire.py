@@ -540,7 +540,8 @@ def sizes(tree: Tree, counts: Array | Tensor) -> list[Size]:
     if not rows:
         return []
     leaves = [(path, leaf[0] if isinstance(leaf, Tensor) else leaf) for path, leaf in _stacked(tree)]
-    return [_size(leaves, row) for row in rows]
+    found = {row: _size(leaves, row) for row in {tuple(row) for row in rows}}
+    return [found[tuple(row)] for row in rows]
 
 
 def _stacked(tree: Tree) -> list[tuple[Path, Any]]:

@@ -32,23 +32,35 @@ def choose(
     on_gpu = device.type == "cuda"
     if settings.engine == "cuda" and not on_gpu:
         raise FedslrError("engine: got 'cuda', but this run is not on a GPU; try auto, or device = 'cuda'")
-    if settings.precision != "float32" and not on_gpu:
-        raise FedslrError(f"precision: got '{settings.precision}', which only a GPU has; expected float32")
+    if settings.precision not in ("auto", "float32") and not on_gpu:
+        raise FedslrError(f"precision: got '{settings.precision}', which only a GPU has; expected auto or float32")
     if settings.compile and (on_gpu or settings.engine == "eager"):
         why = "a GPU's engine compiles by itself" if on_gpu else "engine = 'eager' runs methods as they are written"
         raise FedslrError(f"compile: got true, but {why}; expected false")
     run = (algorithm, task, clients, settings.batch_size, settings.seed, crop_padding, normalization)
     if on_gpu:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        task.tf32 = settings.precision != "float32"
+        products = precision(settings)
+        task.tf32 = products != "float32"
         if settings.engine in ("auto", "cuda"):
-            return Cuda(*run, precision=settings.precision, examples=examples)
+            return Cuda(*run, precision=products, examples=examples)
     if settings.compile:
         return Compiled(*run, examples=examples)
     together = settings.engine == "batched" or (
         settings.engine == "auto" and not on_gpu and pays(settings, task, examples)
     )
     return Batched(*run, examples=examples) if together else Eager(*run)
+
+
+def precision(settings: Settings) -> str:
+    """How a GPU multiplies. What was asked for; by itself, the CUDA engine in bfloat16, the others exactly.
+
+    Training rounded so goes as training in single precision does: results/precision has the curves of both.
+    """
+    if settings.precision != "auto":
+        return settings.precision
+    fast = settings.engine in ("auto", "cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16" if fast else "float32"
 
 
 SMALL = 2**20

@@ -29,7 +29,7 @@ from fedslr.engine.choice import choose
 from fedslr.engine.distributed import Group
 from fedslr.engine.post import Encoded, Measured
 from fedslr.errors import CheckpointError, FedslrError, WireError
-from fedslr.metrics import Evaluation, Sizes, parameters
+from fedslr.metrics import Evaluation, Sizes, parameters, parameters_of
 from fedslr.record import Record, RunFolder
 from fedslr.store import ClientStore, plain, restore
 from fedslr.types import Algorithm, Loss, Params, Payload, Round, Task
@@ -267,7 +267,7 @@ class Simulation:
 
     def _evaluate_together(self, engine: Batched, shared: Params | None, mine: list[int]) -> Evaluation:
         """Some clients' models at a time; the answers are read back when all have been given."""
-        groups = [mine[i : i + TOGETHER] for i in range(0, len(mine), TOGETHER)]
+        groups = _groups(mine)
         personal = [engine.personal_accuracy(g, [self.state(c) for c in g], self.payload) for g in groups]
         ours = None if shared is None else [engine.shared_accuracy(shared, g) for g in groups]
         tested = [len(self.federation.clients[c].y_test) for c in mine]
@@ -283,7 +283,11 @@ class Simulation:
         dense = sum(x.numel() for x in self.start.values())
         mine = self.group.mine(self.evaluated)
         sent = form(self.broadcast)
-        personal = [parameters(form(self.algorithm.deployed(self.state(c), sent))) for c in mine]
+        personal = [
+            size
+            for group in _groups(mine)
+            for size in parameters_of([form(self.algorithm.deployed(self.state(c), sent)) for c in group])
+        ]
         return Sizes(dense, parameters(self.algorithm.shared(sent)), self.group.each(self.evaluated, personal))
 
     def _diagnose(self, algorithm: theory.Supported, round: Round) -> dict[str, float]:
@@ -440,6 +444,11 @@ class Simulation:
         same = before == {k: (tuple(x.shape), x.dtype) for k, x in self.start.items()}
         if not same or generation.notes["model"] != self.model_fingerprint:
             raise CheckpointError("resume: the model is not the one this run began with")
+
+
+def _groups(clients: list[int]) -> list[list[int]]:
+    """Clients whose models are looked at together."""
+    return [clients[i : i + TOGETHER] for i in range(0, len(clients), TOGETHER)]
 
 
 def _discard(store: ClientStore, folder: Path) -> None:
