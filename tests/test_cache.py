@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import fedslr
-from fedslr import cli
+from fedslr import display
 from fedslr.data import DataOptions, cache, images, own, prepare
 from fedslr.data.images import cifar10, read_images, tinyimagenet
 from test_images import write_cifar10, write_tiny
@@ -326,11 +326,11 @@ def test_the_decoding_of_many_images_is_shown_and_goes_away():
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=100)
     with Progress("{task.description} {task.completed}/{task.total}", console=console) as progress:
-        show = cli._Decoding(progress)
-        show(3, cli.MANY - 1)
+        show = display.Decoding(progress)
+        show(3, display.MANY - 1)
         assert progress.tasks == []
-        for done in (0, 700, cli.MANY):
-            show(done, cli.MANY)
+        for done in (0, 700, display.MANY):
+            show(done, display.MANY)
             progress.refresh()
         assert progress.tasks == []
     assert "decoding images 700/2000" in said.getvalue()

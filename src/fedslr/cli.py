@@ -5,35 +5,28 @@ from __future__ import annotations
 import io
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
-from rich.table import Table as RichTable
 
 import fedslr
-from fedslr import api, config, experiments, report, schema
+from fedslr import api, config, experiments, schema
 from fedslr import track as tracking
 from fedslr.algorithms import ALGORITHMS
 from fedslr.arguments import Changes
-from fedslr.data import DATASETS, cache, load, published
+from fedslr.data import commands as data
 from fedslr.data.images import reporting
 from fedslr.deploy import cli as deploy
+from fedslr.display import Decoding, Display, ManyDisplay, err_console, out_console, print_summary, print_table
 from fedslr.engine import distributed
 from fedslr.errors import FedslrError, Interrupted
-from fedslr.record import Record, locked, read_records
+from fedslr.interrupts import stop_on_signal
+from fedslr.record import locked
 from fedslr.report import commands, figures, tables
 from fedslr.report.page import write_report
-from fedslr.report.split import label_counts, skew, split_figure
 from fedslr.shipping import commands as shipping
 from fedslr.store import write_durably
 
@@ -44,9 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-# Names and paths are people's own: they are printed as they are, never read as markup.
-out_console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
-err_console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 Pick = Annotated[str, typer.Option(help="Accuracy of the last or of the best evaluation: last, best.")]
@@ -60,8 +50,6 @@ Jobs = Annotated[int | None, typer.Option(help="Runs at once. Default: one per c
 
 
 INTERRUPTED = 130
-ECHO = 0.1
-"""Seconds in which a signal that comes again is the same one."""
 
 
 def _version(asked: bool) -> None:
@@ -100,9 +88,9 @@ def run(
         request = replace(request, settings=replace(request.settings, diagnostics=True))
     folder = _home(out, recipe, request.algorithm.name)
     with (
-        _Display(request.settings.rounds, folder, quiet=not group.first) as display,
-        reporting(_Decoding(display.progress)),
-        _stop_on_signal(display.warn) as stopped,
+        Display(request.settings.rounds, folder, quiet=not group.first) as display,
+        reporting(Decoding(display.progress)),
+        stop_on_signal(display.warn) as stopped,
     ):
         try:
             result = api.run_recipe(
@@ -121,7 +109,7 @@ def run(
             raise Interrupted(f"{stop}; go on with: {shlex.join(again)}") from None
     if not group.first:
         return
-    _print_summary(result.summary, result.records, request.settings.torch_dtype().itemsize)
+    print_summary(result.summary, result.records, request.settings.torch_dtype().itemsize)
     out_console.print(f"results in {folder} (look at {folder / 'report.html'})", soft_wrap=True)
 
 
@@ -189,7 +177,7 @@ def show(
     if format in written:
         typer.echo(written[format], nl=False)
     elif format == "text":
-        _print_table(made)
+        print_table(made)
     else:
         raise FedslrError(f"--format: got '{format}', expected text, {', '.join(written)}")
     if plot is not None:
@@ -242,9 +230,9 @@ def _experiment(
         raise FedslrError(f"out: {home} is the folder of a single run; choose another")
     with (
         locked(home),
-        _ManyDisplay(made) as display,
-        reporting(_Decoding(display.progress)),
-        _stop_on_signal(display.warn) as stopped,
+        ManyDisplay(made) as display,
+        reporting(Decoding(display.progress)),
+        stop_on_signal(display.warn) as stopped,
     ):
         workers = jobs or experiments.default_workers()
         outcomes = experiments.execute(made, workers, display.show, stopped.__bool__)
@@ -255,7 +243,7 @@ def _experiment(
     if done:
         runs = tables.find_runs(done)
         made_table, written = _tables(runs, pick, clients)
-        _print_table(made_table)
+        print_table(made_table)
         for format, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
             write_durably(home / f"table.{suffix}", written[format].encode())
         _draw(runs, home / "accuracy.png", quiet=True)
@@ -284,16 +272,6 @@ def _tables(runs: list[tables.Run], pick: str, clients: str) -> tuple[tables.Tab
     return made, written
 
 
-def _print_table(made: tables.Table) -> None:
-    drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for i, title in enumerate(made.titles):
-        label = i < made.labels
-        drawn.add_column(title, justify="left" if label else "right", no_wrap=label, overflow="fold")
-    for row in made.rows:
-        drawn.add_row(*row)
-    out_console.print(drawn)
-
-
 def _draw(runs: list[tables.Run], path: Path, quiet: bool = False) -> None:
     """Accuracy over rounds, one colour for each group of runs: the mean over its seeds."""
     commands.save(figures.accuracy(runs), path, quiet=quiet)
@@ -315,255 +293,9 @@ def algorithms() -> None:
 
 shipping.mount(app)
 
-data_app = typer.Typer(help="Get datasets, check them, and see how they are shared out.", rich_markup_mode=None)
-app.add_typer(data_app, name="data")
-Root = Annotated[Path, typer.Option(help="Folder the datasets are in.")]
-
-
-@data_app.command("list")
-def list_datasets(root: Root = Path("data")) -> None:
-    """List the datasets and whether they are there."""
-    table = RichTable(box=None, pad_edge=False, show_header=False)
-    table.add_row("digits", "built in", "1,797 images of handwritten digits, 8×8")
-    for name, item in published.PUBLISHED.items():
-        table.add_row(name, "there" if (root / item.folder).is_dir() else "to be fetched", item.title)
-    table.add_row(
-        "femnist", "there" if (root / "femnist").is_dir() else "made by LEAF", "handwritten characters by writer"
-    )
-    table.add_row("npz:PATH, imagefolder:PATH, module:function", "your own", "see docs/own-data.md")
-    out_console.print(table)
-
-
-@data_app.command()
-def fetch(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tinyimagenet.")],
-    root: Root = Path("data"),
-    source: Annotated[str | None, typer.Option("--from", help="A file or another address, such as a mirror's.")] = None,
-) -> None:
-    """Download a dataset, verify its checksum, unpack it. Run it again to go on with a download that broke off."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with RichProgress(*columns, console=err_console, disable=not err_console.is_terminal) as progress:
-        task = progress.add_task(name, total=None)
-        home = published.fetch(
-            name, root, source, lambda done, total: progress.update(task, completed=done, total=total or None)
-        )
-    out_console.print(f"{name} is in {home}", soft_wrap=True)
-
-
-@data_app.command()
-def verify(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tinyimagenet.")], root: Root = Path("data")
-) -> None:
-    """Say exactly what is wrong with a dataset on the disk: files, sizes, and whether it can be read."""
-    wrong = published.verify(name, root)
-    if wrong:
-        raise FedslrError(f"{name}: {'; '.join(wrong)}")
-    with _decoding(), cache.ignored():
-        loaded = DATASETS[name](root)
-    out_console.print(f"{name} is whole: {len(loaded.x):,} training and {len(loaded.x_test):,} test images")
-
-
-@data_app.command("show")
-def show_split(
-    name: Annotated[str, typer.Argument(help="A dataset, as in a recipe's data.name.")] = "digits",
-    split: Annotated[str, typer.Option(help="iid or dirichlet.")] = "dirichlet",
-    alpha: Annotated[float, typer.Option(help="Concentration of the Dirichlet priors.")] = 0.1,
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
-    root: Root = Path("data"),
-    plot: Annotated[Path, typer.Option(help="Draw the labels of every client to this PNG, PDF or SVG.")] = Path(
-        "split.png"
-    ),
-) -> None:
-    """Draw how labels are spread over clients, and print how skewed that is."""
-    with _decoding():
-        federation = load(name, split=split, alpha=alpha, clients=clients, seed=seed, root=str(root))
-    found = skew(label_counts(federation))
-    out_console.print(f"{federation.name}: {len(federation.clients)} clients, {federation.num_classes} labels")
-    out_console.print(f"a client's most frequent label has {report.percent(found['largest_share'])} of its samples")
-    out_console.print(f"a client holds {found['labels_held']:.1f} labels")
-    out_console.print(f"its labels are {report.percent(found['distance'])} away from all clients' (total variation)")
-    commands.save(split_figure(federation), plot)
-
-
+app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="federation")
 app.command("predict")(deploy.predict_command)
-
-MANY = 2000
-"""Images whose decoding is shown."""
-
-
-class _Decoding:
-    """How far the decoding of many images is, as a line of a live display."""
-
-    def __init__(self, progress: RichProgress) -> None:
-        self.progress = progress
-        self.line: TaskID | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if total < MANY:
-            return
-        if self.line is None:
-            self.line = self.progress.add_task("decoding images", total=total, status="")
-        self.progress.update(self.line, completed=done)
-        if done == total:
-            self.progress.remove_task(self.line)
-            self.line = None
-
-
-@contextmanager
-def _decoding() -> Iterator[None]:
-    """Show the decoding of many images by itself."""
-    with _progress() as progress, reporting(_Decoding(progress)):
-        yield
-
-
-def _progress(heading: str = "{task.description} {task.completed}/{task.total}") -> RichProgress:
-    return RichProgress(
-        TextColumn(heading, markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[status]}", markup=False),
-        TimeRemainingColumn(compact=True),
-        console=err_console,
-        disable=not err_console.is_terminal,
-    )
-
-
-class _Display:
-    """Live progress on a terminal; a line per evaluation elsewhere; nothing from a process that is not the first."""
-
-    def __init__(self, rounds: int, folder: Path, quiet: bool = False) -> None:
-        self.rounds = rounds
-        self.folder = folder
-        self.quiet = quiet
-        self.down = self.up = 0
-        self.begun = False
-        self.accuracy = ""
-        self.progress = _progress()
-        self.progress.disable |= quiet
-        self.task = self.progress.add_task("round", total=rounds, status="")
-
-    def __enter__(self) -> _Display:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.progress.stop()
-
-    def warn(self, text: str) -> None:
-        if not self.quiet:
-            err_console.print(f"warning: {text}")
-
-    def _count_earlier(self, record: Record) -> None:
-        """A resumed run goes on counting where it stopped."""
-        self.begun = True
-        for earlier in read_records(self.folder) if record.round > 1 else []:
-            if earlier["round"] < record.round:
-                self.down += earlier["bytes_down"]
-                self.up += earlier["bytes_up"]
-
-    def show(self, record: Record) -> None:
-        if self.quiet:
-            return
-        if not self.begun:
-            self._count_earlier(record)
-        self.down += record.bytes_down
-        self.up += record.bytes_up
-        if record.accuracy_personal is not None:
-            shared, own = report.percent(record.accuracy_global), report.percent(record.accuracy_personal)
-            self.accuracy = f"global {shared}  personal {own}"
-        rank = f"  rank {sum(record.rank.values())}" if record.rank else ""
-        status = f"{self.accuracy}{rank}  down {report.amount(self.down)}  up {report.amount(self.up)}"
-        self.progress.update(self.task, completed=record.round, status=status)
-        if self.progress.disable and record.accuracy_personal is not None:
-            err_console.print(f"round {record.round}/{self.rounds}  {status}")
-
-
-class _ManyDisplay:
-    """One line for all runs of an experiment and one for each that is under way."""
-
-    def __init__(self, jobs: list[experiments.Job]) -> None:
-        self.rounds = {job.name: job.recipe.settings.rounds for job in jobs}
-        self.done = dict.fromkeys(self.rounds, 0)
-        self.lines: dict[str, TaskID] = {}
-        self.progress = _progress("{task.description}")
-        self.total = self.progress.add_task(f"{len(jobs)} runs", total=sum(self.rounds.values()), status="")
-
-    def __enter__(self) -> _ManyDisplay:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.progress.stop()
-
-    def warn(self, text: str) -> None:
-        err_console.print(f"warning: {text}")
-
-    def show(self, said: experiments.Progress) -> None:
-        rounds = self.rounds[said.job]
-        if said.job not in self.lines:
-            self.lines[said.job] = self.progress.add_task(said.job, total=rounds, status="")
-        line = self.lines[said.job]
-        self.done[said.job] = said.round
-        self.progress.update(self.total, completed=sum(self.done.values()))
-        self.progress.update(line, completed=said.round)
-        if said.accuracy_personal is not None:
-            status = f"global {report.percent(said.accuracy_global)}  personal {report.percent(said.accuracy_personal)}"
-            self.progress.update(line, status=status)
-            if said.round == rounds:
-                self.progress.update(line, visible=False)
-                err_console.print(f"{said.job}: {status}")
-
-
-class _Stop:
-    """Whether somebody asked the run to stop, and when."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.at = 0.0
-
-    def __bool__(self) -> bool:
-        return self.asked
-
-
-@contextmanager
-def _stop_on_signal(warn: Callable[[str], None]) -> Iterator[_Stop]:
-    """Ctrl-C or SIGTERM ends a run after the round it is in; a second time, at once.
-
-    Launchers and `timeout` send a signal to a process and again to its group: what follows at once is an echo.
-    """
-    stop = _Stop()
-
-    def ask(number: int, frame: object) -> None:
-        if not stop.asked:
-            stop.asked, stop.at = True, monotonic()
-            warn("stopping after this round; once more to stop at once")
-        elif monotonic() - stop.at > ECHO:
-            raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            # A launcher ends all its processes when one of them does, and this one is about to end by itself.
-            signal.signal(number, signal.SIG_IGN if distributed.several() else handler)
-
-
-def _print_summary(summary: dict[str, Any], records: list[dict[str, Any]], width: int) -> None:
-    table = RichTable(
-        title=f"{summary['algorithm']} on {summary['dataset']}",
-        box=None,
-        title_justify="left",
-        pad_edge=False,
-        show_header=False,
-    )
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
-    for row in report.table_rows(summary, records, width):
-        table.add_row(*row)
-    out_console.print(table)
 
 
 def main() -> None:

@@ -1,0 +1,173 @@
+"""What people see while a command works and when it is done: progress, warnings, tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedslr import experiments, report
+from fedslr.data.images import reporting
+from fedslr.record import Record, read_records
+from fedslr.report import tables
+
+# Names and paths are people's own: they are printed as they are, never read as markup.
+out_console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
+err_console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+MANY = 2000
+"""Images whose decoding is shown."""
+
+
+class Decoding:
+    """How far the decoding of many images is, as a line of a live display."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.line: TaskID | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if total < MANY:
+            return
+        if self.line is None:
+            self.line = self.progress.add_task("decoding images", total=total, status="")
+        self.progress.update(self.line, completed=done)
+        if done == total:
+            self.progress.remove_task(self.line)
+            self.line = None
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Show the decoding of many images by itself."""
+    with progress_bars() as progress, reporting(Decoding(progress)):
+        yield
+
+
+def progress_bars(heading: str = "{task.description} {task.completed}/{task.total}") -> Progress:
+    return Progress(
+        TextColumn(heading, markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[status]}", markup=False),
+        TimeRemainingColumn(compact=True),
+        console=err_console,
+        disable=not err_console.is_terminal,
+    )
+
+
+class Display:
+    """Live progress on a terminal; a line per evaluation elsewhere; nothing from a process that is not the first."""
+
+    def __init__(self, rounds: int, folder: Path, quiet: bool = False) -> None:
+        self.rounds = rounds
+        self.folder = folder
+        self.quiet = quiet
+        self.down = self.up = 0
+        self.begun = False
+        self.accuracy = ""
+        self.progress = progress_bars()
+        self.progress.disable |= quiet
+        self.task = self.progress.add_task("round", total=rounds, status="")
+
+    def __enter__(self) -> Display:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.progress.stop()
+
+    def warn(self, text: str) -> None:
+        if not self.quiet:
+            err_console.print(f"warning: {text}")
+
+    def _count_earlier(self, record: Record) -> None:
+        """A resumed run goes on counting where it stopped."""
+        self.begun = True
+        for earlier in read_records(self.folder) if record.round > 1 else []:
+            if earlier["round"] < record.round:
+                self.down += earlier["bytes_down"]
+                self.up += earlier["bytes_up"]
+
+    def show(self, record: Record) -> None:
+        if self.quiet:
+            return
+        if not self.begun:
+            self._count_earlier(record)
+        self.down += record.bytes_down
+        self.up += record.bytes_up
+        if record.accuracy_personal is not None:
+            shared, own = report.percent(record.accuracy_global), report.percent(record.accuracy_personal)
+            self.accuracy = f"global {shared}  personal {own}"
+        rank = f"  rank {sum(record.rank.values())}" if record.rank else ""
+        status = f"{self.accuracy}{rank}  down {report.amount(self.down)}  up {report.amount(self.up)}"
+        self.progress.update(self.task, completed=record.round, status=status)
+        if self.progress.disable and record.accuracy_personal is not None:
+            err_console.print(f"round {record.round}/{self.rounds}  {status}")
+
+
+class ManyDisplay:
+    """One line for all runs of an experiment and one for each that is under way."""
+
+    def __init__(self, jobs: list[experiments.Job]) -> None:
+        self.rounds = {job.name: job.recipe.settings.rounds for job in jobs}
+        self.done = dict.fromkeys(self.rounds, 0)
+        self.lines: dict[str, TaskID] = {}
+        self.progress = progress_bars("{task.description}")
+        self.total = self.progress.add_task(f"{len(jobs)} runs", total=sum(self.rounds.values()), status="")
+
+    def __enter__(self) -> ManyDisplay:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.progress.stop()
+
+    def warn(self, text: str) -> None:
+        err_console.print(f"warning: {text}")
+
+    def show(self, said: experiments.Progress) -> None:
+        rounds = self.rounds[said.job]
+        if said.job not in self.lines:
+            self.lines[said.job] = self.progress.add_task(said.job, total=rounds, status="")
+        line = self.lines[said.job]
+        self.done[said.job] = said.round
+        self.progress.update(self.total, completed=sum(self.done.values()))
+        self.progress.update(line, completed=said.round)
+        if said.accuracy_personal is not None:
+            status = f"global {report.percent(said.accuracy_global)}  personal {report.percent(said.accuracy_personal)}"
+            self.progress.update(line, status=status)
+            if said.round == rounds:
+                self.progress.update(line, visible=False)
+                err_console.print(f"{said.job}: {status}")
+
+
+def print_table(made: tables.Table) -> None:
+    drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for i, title in enumerate(made.titles):
+        label = i < made.labels
+        drawn.add_column(title, justify="left" if label else "right", no_wrap=label, overflow="fold")
+    for row in made.rows:
+        drawn.add_row(*row)
+    out_console.print(drawn)
+
+
+def print_summary(summary: dict[str, Any], records: list[dict[str, Any]], width: int) -> None:
+    table = Table(
+        title=f"{summary['algorithm']} on {summary['dataset']}",
+        box=None,
+        title_justify="left",
+        pad_edge=False,
+        show_header=False,
+    )
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for row in report.table_rows(summary, records, width):
+        table.add_row(*row)
+    out_console.print(table)

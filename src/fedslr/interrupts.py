@@ -1,0 +1,48 @@
+"""Signals that ask a run to stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from fedslr.engine import distributed
+
+ECHO = 0.1
+"""Seconds in which a signal that comes again is the same one."""
+
+
+class Stop:
+    """Whether somebody asked the run to stop, and when."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.at = 0.0
+
+    def __bool__(self) -> bool:
+        return self.asked
+
+
+@contextmanager
+def stop_on_signal(warn: Callable[[str], None]) -> Iterator[Stop]:
+    """Ctrl-C or SIGTERM ends a run after the round it is in; a second time, at once.
+
+    Launchers and `timeout` send a signal to a process and again to its group: what follows at once is an echo.
+    """
+    stop = Stop()
+
+    def ask(number: int, frame: object) -> None:
+        if not stop.asked:
+            stop.asked, stop.at = True, monotonic()
+            warn("stopping after this round; once more to stop at once")
+        elif monotonic() - stop.at > ECHO:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            # A launcher ends all its processes when one of them does, and this one is about to end by itself.
+            signal.signal(number, signal.SIG_IGN if distributed.several() else handler)
