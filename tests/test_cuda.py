@@ -16,7 +16,7 @@ from conftest import make_federation, small_cnn
 from fedslr import prox, spectral, tree
 from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Settings
-from fedslr.engine import choice, cuda, stacked
+from fedslr.engine import cuda, stacked
 from fedslr.engine.batched import stack
 from fedslr.engine.cuda import Cuda
 from fedslr.engine.rounds import Simulation
@@ -70,6 +70,27 @@ def test_fused_and_stacked_work_is_the_eager_engines(
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+def test_functions_within_functions_are_looked_into() -> None:
+    """A tensor of a client's own must be found wherever it is used."""
+    own = torch.ones(2)
+
+    def inner(x: Tensor) -> Tensor:
+        return x + own
+
+    def outer(x: Tensor) -> Tensor:
+        return inner(x) if len(x) else outer(x)
+
+    parts = ((None, 1), (inner, 2))
+    assert any(x is own for x in cuda._closed_over(outer))
+    assert any(x is own for x in cuda._closed_over(lambda: parts))
+
+
+def test_a_layer_of_no_numbers_is_not_thresholded_away() -> None:
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(torch.linalg.LinAlgError):
+            spectral.threshold_all({"w": torch.tensor([[1.0, wrong], [0.0, 1.0]])}, 0.1)
+
+
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 3.0, 100.0])
 def test_gram_matrices_give_the_singular_values(threshold: float) -> None:
     torch.manual_seed(0)
@@ -92,7 +113,12 @@ def test_products_are_rounded_where_it_pays(
     asked: dict[str, Any], card: bool, products: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: card)
-    assert choice.precision(Settings(**asked)) == products
+    monkeypatch.setattr(Settings, "torch_device", lambda self: torch.device("cuda"))
+    assert Settings(**asked).settled().precision == products
+
+
+def test_products_on_a_cpu_are_exact() -> None:
+    assert Settings(device="cpu").settled() == Settings(device="cpu", precision="float32")
 
 
 def test_the_engine_is_refused_without_a_gpu() -> None:

@@ -121,6 +121,56 @@ def test_layers_that_share_weights_are_left_to_others() -> None:
     assert stacked.stack(nn.Sequential(one, other), rounded=False) is None
 
 
+class Odd(nn.Module):
+    """A convolution that is used in some way of its own."""
+
+    def __init__(self, use: Any) -> None:
+        super().__init__()
+        self.conv, self.use = nn.Conv2d(3, 3, 3, padding=1), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.use(self, x)
+        return out
+
+
+class Optional(Odd):
+    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+def frozen() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    model[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Odd(lambda m, x: m.conv(x) if m.training else m.conv(2 * x)),
+        Odd(lambda m, x: m.conv(x).reshape(len(x), -1)),
+        Odd(lambda m, x: m.conv(input=x)),
+        Odd(lambda m, x: torch.add(m.conv(x), x, alpha=2)),
+        Optional(lambda m, x: m.conv(x)),
+        frozen(),
+    ],
+    ids=["otherwise in training", "length", "by keyword", "alpha", "optional input", "frozen"],
+)
+def test_models_of_other_ways_are_left_to_others(model: nn.Module) -> None:
+    model.eval()
+    assert stacked.stack(model, rounded=False) is None
+    assert not model.training
+
+
+def test_another_answer_is_noticed() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
+    network = stacked.stack(model, rounded=False)
+    assert network is not None
+    x = torch.randn(2, 3, 2, 2)
+    assert stacked.is_same(network, model, x)
+    assert not stacked.is_same(lambda params, x: 1.05 * network(params, x), model, x)
+
+
 def test_a_norm_that_is_looked_at_twice_is_not_fused_away() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

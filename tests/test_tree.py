@@ -61,3 +61,28 @@ def test_what_is_put_off_is_there_for_whoever_looks(look: Any) -> None:
     with tree.mapped_by(lambda fn, trees: [fn(*leaves) for leaves in zip(*trees, strict=True)]):
         late = tree.later(lambda p: 2 * p, {"x": torch.tensor(1.0), "y": torch.tensor(2.0)})
         assert look(late) == {"x": 2.0, "y": 4.0}
+
+
+def test_all_that_a_dictionary_does_is_done_to_what_was_put_off() -> None:
+    """Also what changes it."""
+    made = {"x": 2.0, "y": 4.0}
+    doings: list[Any] = [
+        lambda t: t.__setitem__("x", 1.0), lambda t: t.__delitem__("x"), lambda t: t.pop("x"), lambda t: t.popitem(),
+        lambda t: t.setdefault("x", 9.0), lambda t: t.update(x=3.0), lambda t: t.clear(), lambda t: t | {"z": 1.0},
+        lambda t: {"z": 1.0} | t, lambda t: t.__ior__({"z": 1.0}), lambda t: t.copy(), lambda t: list(reversed(t)),
+        repr, lambda t: t == made, lambda t: t != made, lambda t: t.get("x"), lambda t: "x" in t, len, list,
+    ]  # fmt: skip
+    untouched = {"__class_getitem__", "__new__", "__init__", "fromkeys", "__sizeof__", "__getattribute__"}
+    assert set(vars(dict)) - set(tree.LOOKING) - untouched <= {
+        "__lt__",
+        "__le__",
+        "__gt__",
+        "__ge__",
+        "__hash__",
+        "__doc__",
+    }
+    for do in doings:
+        with tree.mapped_by(lambda fn, trees: [fn(*leaves) for leaves in zip(*trees, strict=True)]):
+            late, plain = tree.later(lambda p: 2 * p, {"x": 1.0, "y": 2.0}), dict(made)
+            assert do(late) == do(plain)
+            assert dict(late) == plain

@@ -7,7 +7,7 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -191,7 +191,7 @@ def run(
     select = settings.get("selection") if callable(settings.get("selection")) else None
     if select is None and settings.get("selection") == "custom":
         raise FedslrError("selection: for a custom one give the function itself")
-    checked = schema.build(Settings, _plain(settings))
+    checked = schema.build(Settings, _plain(settings)).settled()
     tell = warn or (lambda text: warnings.warn(text, stacklevel=3))
     text = config or dump(checked, algorithm, _data_table(federation), {"name": _model_name(model)})
     checked.cohort_size(len(federation.clients))
@@ -258,6 +258,7 @@ def _tracker_names(track: Any) -> Sequence[str]:
 
 def run_recipe(recipe: Recipe, out: Path, **options: Any) -> Result:
     """Run a recipe in a folder; `options` are those of `run` that are no settings."""
+    recipe = replace(recipe, settings=recipe.settings.settled())
     return run(
         recipe.algorithm,
         # The first process decodes images for all.

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -91,6 +91,18 @@ class Settings:
 
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
+
+    def settled(self) -> Settings:
+        """The same with the precision that is `auto` on this machine, as a run folder keeps it.
+
+        The CUDA engine multiplies in bfloat16, the others exactly: training rounded so goes as training in single
+        precision does, see results/precision.
+        """
+        if self.precision != "auto":
+            return self
+        fast = self.engine in ("auto", "cuda") and self.torch_device().type == "cuda"
+        rounded = fast and torch.cuda.is_bf16_supported(including_emulation=False)
+        return replace(self, precision="bf16" if rounded else "float32")
 
     def torch_device(self) -> torch.device:
         if self.device == "auto":
@@ -324,12 +336,16 @@ RESUMABLE = {"rounds", "device", "store", "memory_budget", "evaluate_every", "ch
 """What may differ between a run and its resumption: nothing that changes a round already made."""
 
 
+FORMER = {"precision": "float32"}
+"""What was the case before there was a setting, where that is not its default."""
+
+
 def difference(old: str, new: str, fixed: Collection[str] = ()) -> str | None:
     """The first key that forbids going on from one dumped recipe to another, with both values; None if none does.
 
     A setting that one of them lacks, having been written before there was such a setting, has its default.
     """
-    defaults = {dotted(option.name): option.default for option in schema.describe(Settings)}
+    defaults = {dotted(option.name): option.default for option in schema.describe(Settings)} | FORMER
     before, after = ({**defaults, **flatten(tomllib.loads(text))} for text in (old, new))
     allowed = {dotted(k) for k in RESUMABLE} - set(fixed)
     for key in sorted(before.keys() | after.keys()):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fedslr.matrix import LowRank, to_matrix
 
@@ -36,6 +37,8 @@ def threshold_all(layers: Mapping[str, Tensor], threshold: float) -> dict[str, L
     # A decomposition waits for the GPU again and again; several at a time keep it busy.
     found = dict(zip(by_size, _pool().map(decompose, by_size), strict=True))
     ranks = torch.stack([found[name][2] for name in layers]).tolist()
+    if min(ranks) < 0:
+        raise LinAlgError("a layer has numbers that are not finite")
     return {
         name: _factors(layers[name], matrices[name], *found[name][:2], rank)
         for name, rank in zip(layers, ranks, strict=True)
@@ -70,11 +73,12 @@ _own = threading.local()
 
 
 def _shrink(tall: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-    """U·max(σ − τ, 0), V and the number of singular values above τ, those first."""
+    """U·max(σ − τ, 0), V and the number of singular values above τ, those first; −1 if they are not numbers."""
     values, vectors = torch.linalg.eigh(tall.mT @ tall)
     values, vectors = values.flip(-1).clamp_min(0).sqrt(), vectors.flip(-1)
     shrunk = torch.where(values > threshold, 1 - threshold / values, 0.0)
-    return tall @ vectors * shrunk, vectors, (values > threshold).sum()
+    rank = torch.where(torch.isfinite(values.sum()), (values > threshold).sum(), -1)
+    return tall @ vectors * shrunk, vectors, rank
 
 
 def _tall(m: Tensor) -> Tensor:

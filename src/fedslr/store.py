@@ -164,7 +164,10 @@ def pinned(tree: Tree) -> Tree:
             return LowRank(move(leaf.u), move(leaf.v), leaf.shape)
         return leaf.pin_memory() if isinstance(leaf, Tensor) else leaf
 
-    return {k: pinned(x) if isinstance(x, dict) else move(x) for k, x in wire.to_host(tree).items()}
+    def pin(tree: Tree) -> Tree:
+        return {k: pin(x) if isinstance(x, dict) else move(x) for k, x in tree.items()}
+
+    return pin(wire.to_host(tree))
 
 
 class Tier:

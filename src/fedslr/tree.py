@@ -56,40 +56,27 @@ class _Later(Tree):
     def _look(self) -> Tree:
         if not self.made:
             self.made = True
-            super().update(map(self.fn, *self.trees))
+            dict.update(self, map(self.fn, *self.trees))
         return self
 
-    def __getitem__(self, key: str) -> Any:
-        self._look()
-        return super().__getitem__(key)
 
-    def __iter__(self) -> Iterator[str]:
-        self._look()
-        return super().__iter__()
+def _look_first(name: str) -> Callable[..., Any]:
+    method = getattr(dict, name)
 
-    def __len__(self) -> int:
+    def looking(self: _Later, *args: Any, **kwargs: Any) -> Any:
         self._look()
-        return super().__len__()
+        return method(self, *args, **kwargs)
 
-    def __contains__(self, key: object) -> bool:
-        self._look()
-        return super().__contains__(key)
+    return looking
 
-    def get(self, key: str, default: Any = None) -> Any:
-        self._look()
-        return super().get(key, default)
 
-    def keys(self) -> Any:
-        self._look()
-        return super().keys()
-
-    def values(self) -> Any:
-        self._look()
-        return super().values()
-
-    def items(self) -> Any:
-        self._look()
-        return super().items()
+LOOKING = (
+    "__getitem__", "__setitem__", "__delitem__", "__iter__", "__reversed__", "__len__", "__contains__", "__eq__",
+    "__ne__", "__or__", "__ror__", "__ior__", "__repr__", "get", "keys", "values", "items", "copy", "pop", "popitem",
+    "setdefault", "update", "clear",
+)  # fmt: skip
+for _name in LOOKING:
+    setattr(_Later, _name, _look_first(_name))
 
 
 pytree.register_pytree_node(

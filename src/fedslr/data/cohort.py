@@ -156,6 +156,16 @@ class CohortBatches:
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
 
+def _row(x: Tensor, at: Tensor) -> Tensor:
+    """x[at]: before PyTorch 2.11 `torch.vmap` reads back a number that a tensor is indexed by."""
+    return x.index_select(0, at.reshape(1))[0]
+
+
+def _cell(x: Tensor, row: Tensor, column: Any) -> Tensor:
+    """x[row, column]."""
+    return _row(x.flatten(0, 1), row * x.shape[1] + column)
+
+
 class StepsOf:
     """The steps of one client of a cohort, inside `torch.vmap`: what `scan` walks through."""
 
@@ -164,7 +174,7 @@ class StepsOf:
         self.recorded = batches.run_step is not None or batches.device.type == "cuda"
         self.passes, self.slot, self.pairs = passes, slot, pairs
         # Once for all steps: a step's batch is then a view.
-        self.own = [part[slot] for part in passes[:3]] if batches.device.type == "cpu" else None
+        self.own = [_row(part, slot) for part in passes[:3]] if batches.device.type == "cpu" else None
 
     def __iter__(self) -> Iterator[Any]:
         return (self._item(step) for step in range(self.passes.active.shape[1]))
@@ -177,7 +187,7 @@ class StepsOf:
             self.between_steps()
             new = step(carry, item) if self.run_step is None else self.run_step(step, carry, item)
             if self.shape.ragged:
-                active = self.passes.active[self.slot, number]
+                active = _cell(self.passes.active, self.slot, number)
                 new = pytree.tree_map(lambda a, b, here=active: torch.where(here, a, b), new, carry)
             carry = new
         return carry
@@ -187,7 +197,7 @@ class StepsOf:
             return self.batch(step)
         within = step % self.shape.steps
         following = (
-            self.passes.partner[self.slot, step]
+            _cell(self.passes.partner, self.slot, step)
             if self.shape.ragged
             else step - within + (within + 1) % self.shape.steps
         )
@@ -196,9 +206,9 @@ class StepsOf:
     def batch(self, step: Any) -> Weighted:
         """One batch; where all clients are alike, without what fills it."""
         if self.own is not None:
-            x, y, weight = (part[step] for part in self.own)
+            x, y, weight = (part[step] if isinstance(step, int) else _row(part, step) for part in self.own)
         else:
-            x, y, weight = (part[self.slot, step] for part in self.passes[:3])
+            x, y, weight = (_cell(part, self.slot, step) for part in self.passes[:3])
         if self.shape.ragged:
             return Weighted(x, y, weight)
         size = self.shape.sizes[step % self.shape.steps]
@@ -210,7 +220,7 @@ class CohortData:
 
     def __init__(self, batches: CohortBatches, slot: Tensor) -> None:
         self._batches, self._slot = batches, slot
-        self.num_examples: Any = batches.examples[0] if batches.counts is None else batches.counts[slot, 0]
+        self.num_examples: Any = batches.examples[0] if batches.counts is None else _row(batches.counts, slot)[0]
 
     def epochs(self, count: int, phase: int = 0) -> Any:
         return StepsOf(self._batches, self._batches.take(count, phase), self._slot)
@@ -223,4 +233,4 @@ class CohortData:
 
     def steps(self, count: int) -> Any:
         counts = self._batches.counts
-        return count * (self._batches.shape.steps if counts is None else counts[self._slot, 1])
+        return count * (self._batches.shape.steps if counts is None else _row(counts, self._slot)[1])

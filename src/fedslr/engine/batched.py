@@ -48,10 +48,6 @@ class Together(NamedTuple):
             torch._foreach_copy_([c for parts in copies for c in parts], [p for parts in slices for p in parts])
         return [pytree.tree_unflatten([parts[i] for parts in copies], shape) for i in range(self.clients)]
 
-    def views(self) -> list[Any]:
-        """Every client's new state, to look at until the next round."""
-        return [pytree.tree_map(lambda x, i=i: x[i], self.states) for i in range(self.clients)]
-
     def upload(self, slot: int) -> Payload:
         """What one client sends, to look at until the next round."""
         return tree.map(lambda x: x[slot], self.uploads)

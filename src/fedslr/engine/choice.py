@@ -40,7 +40,7 @@ def choose(
     run = (algorithm, task, clients, settings.batch_size, settings.seed, crop_padding, normalization)
     if on_gpu:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        products = precision(settings)
+        products = settings.settled().precision
         task.tf32 = products != "float32"
         if settings.engine in ("auto", "cuda"):
             return Cuda(*run, precision=products, examples=examples)
@@ -50,17 +50,6 @@ def choose(
         settings.engine == "auto" and not on_gpu and pays(settings, task, examples)
     )
     return Batched(*run, examples=examples) if together else Eager(*run)
-
-
-def precision(settings: Settings) -> str:
-    """How a GPU multiplies. What was asked for; by itself, the CUDA engine in bfloat16, the others exactly.
-
-    Training rounded so goes as training in single precision does: results/precision has the curves of both.
-    """
-    if settings.precision != "auto":
-        return settings.precision
-    fast = settings.engine in ("auto", "cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bf16" if fast else "float32"
 
 
 SMALL = 2**20

@@ -142,7 +142,9 @@ def _compiled() -> Any:
     if not has_triton():
         return _each
     if not _cache:
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
+        limits: Any = torch._dynamo.config
+        name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"  # before 2.7
+        setattr(limits, name, max(getattr(limits, name), 256))
         _cache.append(torch.compile(_each, dynamic=False, options={"combo_kernels": True}))
     return _cache[0]
 

@@ -100,7 +100,7 @@ def _gather_product(
     tiles_n = tl.cdiv(outer, BN)
     row = (pid // tiles_n) * BM + tl.arange(0, BM)
     col = (pid % tiles_n) * BN + tl.arange(0, BN)
-    sample = row // (out_h * out_w)
+    sample = (row // (out_h * out_w)).to(tl.int64)  # many large images have more numbers than 32 bits count
     h = (row // out_w) % out_h
     q = row % out_w
     real = (sample < samples) & (first_h < all_h) & (first_w < all_w)

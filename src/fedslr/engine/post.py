@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedslr import wire
 from fedslr.engine.batched import Together
@@ -22,7 +24,7 @@ class Measured:
             return wire.NOTHING.size, {}
         received = wire.unfold(payload, check=False)
         # A sum meets every NaN and infinity; one that overflows costs a second look.
-        sums = [x.sum() for x in leaves(received) if x.is_floating_point()]
+        sums = [x.sum() for x in leaves(received) if _is_real(x)]
         if sums and not bool(torch.isfinite(torch.stack(sums)).all()):
             wire.require_finite(payload)
             wire.require_finite(received)
@@ -30,15 +32,24 @@ class Measured:
 
     def survey(self, made: Together) -> tuple[list[wire.Size], Collection[int]]:
         """The size of every client's upload, and the clients whose numbers have to be looked at."""
-        clients, trees = made.clients, [made.uploads, plain(made.states)]
-        sums = [x.flatten(1).sum(1) for t in trees for x in leaves(t) if x.is_floating_point()]
-        device = leaves(trees[0])[0].device if made.uploads else "cpu"
-        whole = torch.stack([torch.isfinite(s) for s in sums]).all(0) if sums else torch.ones(clients, dtype=torch.bool)
-        if not made.uploads:
-            return [wire.NOTHING.size] * clients, [i for i, ok in enumerate(whole.tolist()) if not ok]
+        trees = [made.uploads, plain(made.states)]
+        sums = [x.reshape(len(x), -1).sum(1) for t in trees for x in leaves(t) if _is_real(x)]
+        whole = torch.stack([torch.isfinite(s) for s in sums]).all(0) if sums else torch.ones(made.clients).bool()
+        if not any(isinstance(x, Tensor) for x in leaves(made.uploads)):
+            size = wire.encode(made.uploads).size if made.uploads else wire.NOTHING.size
+            return [size] * made.clients, _missing(whole)
         counts = wire.nonzeros(made.uploads, stacked=True)
-        found = torch.cat([counts, whole.to(device, torch.int64)[:, None]], 1).cpu()
-        return wire.sizes(made.uploads, found[:, :-1]), [i for i, ok in enumerate(found[:, -1].tolist()) if not ok]
+        found = torch.cat([counts, whole.to(counts.device, torch.int64)[:, None]], 1).cpu()
+        return wire.sizes(made.uploads, found[:, :-1]), _missing(found[:, -1])
+
+
+def _is_real(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _missing(flags: Tensor) -> list[int]:
+    """Where a flag is not set."""
+    return [i for i, there in enumerate(flags.tolist()) if not there]
 
 
 class Encoded(Measured):

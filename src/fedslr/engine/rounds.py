@@ -68,6 +68,8 @@ class Simulation:
 
         module = models.build(model, federation, settings.seed)
         device, dtype = settings.torch_device(), settings.torch_dtype()
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # kernels and graphs go where the current device is
         for warning in models.check(module, federation, loss):
             warn(warning)
         self.task = Task(module.to(device, dtype), loss, settings.weight_decay)

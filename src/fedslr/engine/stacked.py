@@ -214,11 +214,23 @@ def _pair(value: Any) -> int:
     raise _Unknown
 
 
+def _trace(model: nn.Module) -> fx.GraphModule:
+    """A model's graph, if it does the same in training as in use."""
+    was = model.training
+    try:
+        in_use, in_training = (fx.symbolic_trace(model.train(mode)) for mode in (False, True))
+    finally:
+        model.train(was)
+    if in_use.code != in_training.code:
+        raise _Unknown
+    return in_use
+
+
 class _Rewriter:
     """Walks a traced model and writes the graph of its stacked form."""
 
     def __init__(self, model: nn.Module, rounded: bool, product: str) -> None:
-        self.traced = fx.symbolic_trace(model)
+        self.traced = _trace(model)
         self.modules = dict(self.traced.named_modules())
         for node in list(self.traced.graph.nodes):
             if node.op == "call_module" and isinstance(self.modules[str(node.target)], nn.Identity):
@@ -240,8 +252,11 @@ class _Rewriter:
         return self.made[node] if isinstance(node, fx.Node) else node
 
     def _param(self, layer: str, name: str, module: nn.Module) -> fx.Node | None:
-        if getattr(module, name) is None:
+        parameter = getattr(module, name)
+        if parameter is None:
             return None
+        if not parameter.requires_grad:
+            raise _Unknown  # what does not train is not among the parameters that are given
         whole = f"{layer}.{name}"
         if whole not in self.unused:
             raise _Unknown  # weights of two layers: their gradients, computed aside, would have to be added up
@@ -250,6 +265,8 @@ class _Rewriter:
 
     def _node(self, node: fx.Node) -> fx.Node | None:
         if node.op == "placeholder":
+            if any(other.op == "placeholder" for other in self.made):
+                raise _Unknown
             x = self.graph.placeholder("x")
             return self.graph.call_function(_channels_last, (x, self.rounded))
         if node.op == "output":
@@ -257,6 +274,8 @@ class _Rewriter:
             return end
         what = _what(node, self.modules)
         first = self._new(node.args[0]) if node.args else None
+        if what is not F.max_pool2d and any(given is not False for given in node.kwargs.values()):
+            raise _Unknown
         if node.op == "call_module":
             return self._layer(node, str(node.target), self.modules[str(node.target)], first)
         if what in RELUS:
@@ -331,10 +350,10 @@ def stack(model: nn.Module, rounded: bool, product: str = "tf32x3") -> Network |
     """
     try:
         graph = _Rewriter(model, rounded, product).write()
-    except (_Unknown, fx.proxy.TraceError, TypeError, ValueError):
+        graph.lint()
+        return fx.GraphModule(nn.Module(), graph)
+    except Exception:  # people write models in more ways than tracing foresees, and none of them is a mistake
         return None
-    graph.lint()
-    return fx.GraphModule(nn.Module(), graph)
 
 
 @torch.no_grad()
@@ -343,7 +362,7 @@ def is_same(network: Network, model: nn.Module, x: Tensor) -> bool:
     params = {k: p.detach() for k, p in model.named_parameters()}
     try:
         said = network({k: torch.stack([p, 1.1 * p]) for k, p in params.items()}, x.expand(2, *x.shape))
-    except RuntimeError:
+    except Exception:  # a probe: whatever is wrong with it, another engine will say it better
         return False
     each = [torch.func.functional_call(model, {k: s * p for k, p in params.items()}, (x,)) for s in (1.0, 1.1)]
     wanted = torch.stack(each)

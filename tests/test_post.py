@@ -1,0 +1,75 @@
+"""Messages inside a simulation: measured ones are told from encoded ones by nothing but their cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedslr
+from conftest import make_federation
+from fedslr.engine.batched import Together
+from fedslr.engine.post import Encoded, Measured
+from fedslr.errors import WireError
+from fedslr.matrix import LowRank
+
+FACTORS = LowRank(torch.randn(30, 2), torch.randn(20, 2), (30, 20))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [{}, {"w": torch.randn(3, 4), "n": 7}, {"w": FACTORS}, {"w": {"a": torch.tensor(0.5)}, "e": {}}],
+    ids=["nothing", "dense", "factors", "nested"],
+)
+def test_measured_messages_are_the_encoded_ones(payload: dict[str, Any]) -> None:
+    model = {"w": torch.zeros(30, 20)}
+    (size, received), (wanted, decoded) = Measured().send(payload), Encoded(model).send(payload)
+    assert size == wanted
+    assert set(received) == set(decoded)
+
+
+def test_what_is_not_finite_is_not_sent() -> None:
+    with pytest.raises(WireError, match="'w' has numbers that are not finite"):
+        Measured().send({"w": torch.tensor([1.0, float("nan")])})
+    large = torch.full((4,), 3e38)
+    assert Measured().send({"w": large})[1]["w"] is large
+
+
+@pytest.mark.parametrize("uploads", [{}, {"w": {}}, {"w": torch.randn(3)}, {"w": torch.randn(3, 2, 2)}])
+def test_every_upload_of_a_cohort_has_its_size(uploads: dict[str, Any]) -> None:
+    made = Together((), uploads, 3)
+    sizes, broken = Measured().survey(made)
+    each = [{k: x[i] if isinstance(x, torch.Tensor) else x for k, x in uploads.items()} for i in range(3)]
+    assert sizes == [Measured().send(upload)[0] for upload in each]
+    assert not broken
+
+
+def test_a_client_whose_numbers_are_no_numbers_is_told() -> None:
+    uploads = {"w": torch.tensor([[1.0], [float("inf")], [2.0]])}
+    assert list(Measured().survey(Together((), uploads, 3))[1]) == [1]
+
+
+class Scaled(nn.Module):
+    """A model with a parameter that is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(6, 3), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.scale * self.linear(x)
+        return out
+
+
+def test_a_parameter_may_be_a_single_number() -> None:
+    federation = make_federation([12] * 4, (6,))
+    torch.manual_seed(0)
+    model = Scaled()
+    found = [
+        fedslr.run(fedslr.FedSLR(), federation, model, rounds=2, engine=engine, dtype="float64", device="cpu")
+        for engine in ("eager", "batched")
+    ]
+    for k, p in found[0].global_params.items():
+        torch.testing.assert_close(found[1].global_params[k], p, rtol=1e-10, atol=1e-12)
