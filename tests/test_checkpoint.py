@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,6 +169,7 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_again(tmp_path):
     run(tmp_path, rounds=3)
     for path in (tmp_path / "checkpoint").glob("*-0*"):
         path.unlink()
+    (tmp_path / "summary.json").unlink()
     told: list[str] = []
     run(tmp_path, rounds=3, resume=True, warn=told.append)
     assert told == ["no round was saved before this run stopped; it starts again from the first"]
@@ -515,3 +517,22 @@ def test_generations_that_are_not_json_are_damaged(tmp_path):
     (tmp_path / "manifest-000001.json").write_text("[1, 2")
     with pytest.raises(fedslr.CheckpointError, match="every checkpoint"):
         kept.load(lambda text: None)
+
+
+def test_a_finished_run_without_its_checkpoint_is_left_alone(tmp_path):
+    run(tmp_path / "run", rounds=3)
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").glob("*.*")}
+    with pytest.raises(fedslr.CheckpointError, match="is finished, but its checkpoint/ is not there"):
+        run(tmp_path / "run", rounds=3, resume=True)
+    after = {p.name: p.read_bytes() for p in (tmp_path / "run").glob("*.*")}
+    assert {k: v for k, v in after.items() if k != "report.html"} == {
+        k: v for k, v in before.items() if k != "report.html"
+    }
+
+
+def test_the_folder_of_a_federation_is_no_run_to_go_on_with(tmp_path):
+    run(tmp_path / "run", rounds=2)
+    (tmp_path / "run" / "ledger.sqlite").touch()
+    with pytest.raises(fedslr.FedslrError, match="is the folder of a federation"):
+        run(tmp_path / "run", rounds=3, resume=True)

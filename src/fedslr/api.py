@@ -307,6 +307,8 @@ def _check_folder(path: Path, resume: bool, config: str, fixed: Collection[str])
         raise FedslrError(
             f"out: {path} already holds a run; resume it (--resume, resume=True) or choose another folder"
         )
+    if (path / "ledger.sqlite").exists():
+        raise FedslrError(f"out: {path} is the folder of a federation; go on with fedslr federation resume")
     if resume and not kept.exists() and has_rounds(path):
         raise FedslrError(f"resume: {kept} is missing, so nobody can tell which run this is; restore it")
     if resume and kept.exists():

@@ -406,6 +406,11 @@ class Simulation:
             raise FedslrError("resume: there is no run folder to resume from; give one with out")
         found = self.checkpoints.load(self.warn)
         if found is None:
+            if (self.folder.path / "summary.json").exists():
+                raise CheckpointError(
+                    f"{self.folder.path}: this run is finished, but its checkpoint/ is not there, so there is nothing "
+                    "to go on from; its figures are left as they are, choose another --out"
+                )
             if self.folder.has_lines():
                 self.warn("no round was saved before this run stopped; it starts again from the first")
             self.begin()

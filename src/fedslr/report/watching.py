@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -77,7 +78,7 @@ class _Visit(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         # A page elsewhere that has its own name point to this machine must not read the report.
-        if (self.headers.get("Host") or "").rpartition(":")[0] not in NAMES:
+        if re.sub(r":\d+$", "", self.headers.get("Host") or "") not in NAMES:
             return self._answer(HTTPStatus.FORBIDDEN, "text/plain", "this report is for 127.0.0.1")
         if self.path == "/stamp":
             return self._answer(HTTPStatus.OK, "text/plain", stamp(self.folder))
