@@ -19,6 +19,7 @@ from fedslr import metrics, schema
 from fedslr.config import DTYPES, Recipe, Settings, difference, dump
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
+from fedslr.deploy.ledger import FILE as LEDGER
 from fedslr.engine import distributed
 from fedslr.engine.distributed import Group
 from fedslr.engine.rounds import Simulation
@@ -307,7 +308,7 @@ def _check_folder(path: Path, resume: bool, config: str, fixed: Collection[str])
         raise FedslrError(
             f"out: {path} already holds a run; resume it (--resume, resume=True) or choose another folder"
         )
-    if (path / "ledger.sqlite").exists():
+    if (path / LEDGER).exists():
         raise FedslrError(f"out: {path} is the folder of a federation; go on with fedslr federation resume")
     if resume and not kept.exists() and has_rounds(path):
         raise FedslrError(f"resume: {kept} is missing, so nobody can tell which run this is; restore it")

@@ -343,7 +343,8 @@ FORMER = {"precision": "float32"}
 def difference(old: str, new: str, fixed: Collection[str] = ()) -> str | None:
     """The first key that forbids going on from one dumped recipe to another, with both values; None if none does.
 
-    A setting that one of them lacks, having been written before there was such a setting, has its default.
+    A setting that one of them lacks, having been written before there was such a setting, is what it was then: its
+    default, but for those in `FORMER`.
     """
     defaults = {dotted(option.name): option.default for option in schema.describe(Settings)} | FORMER
     before, after = ({**defaults, **flatten(tomllib.loads(text))} for text in (old, new))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -61,7 +61,23 @@ def progress_bars(heading: str = "{task.description} {task.completed}/{task.tota
     )
 
 
-class Display:
+class _Live:
+    """Progress that is shown while something lasts."""
+
+    progress: Progress
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.progress.stop()
+
+    def warn(self, text: str) -> None:
+        err_console.print(f"warning: {text}")
+
+
+class Display(_Live):
     """Live progress on a terminal; a line per evaluation elsewhere; nothing from a process that is not the first."""
 
     def __init__(self, rounds: int, folder: Path, quiet: bool = False) -> None:
@@ -75,16 +91,9 @@ class Display:
         self.progress.disable |= quiet
         self.task = self.progress.add_task("round", total=rounds, status="")
 
-    def __enter__(self) -> Display:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.progress.stop()
-
     def warn(self, text: str) -> None:
         if not self.quiet:
-            err_console.print(f"warning: {text}")
+            super().warn(text)
 
     def _count_earlier(self, record: Record) -> None:
         """A resumed run goes on counting where it stopped."""
@@ -111,7 +120,7 @@ class Display:
             err_console.print(f"round {record.round}/{self.rounds}  {status}")
 
 
-class ManyDisplay:
+class ManyDisplay(_Live):
     """One line for all runs of an experiment and one for each that is under way."""
 
     def __init__(self, jobs: list[experiments.Job]) -> None:
@@ -120,16 +129,6 @@ class ManyDisplay:
         self.lines: dict[str, TaskID] = {}
         self.progress = progress_bars("{task.description}")
         self.total = self.progress.add_task(f"{len(jobs)} runs", total=sum(self.rounds.values()), status="")
-
-    def __enter__(self) -> ManyDisplay:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.progress.stop()
-
-    def warn(self, text: str) -> None:
-        err_console.print(f"warning: {text}")
 
     def show(self, said: experiments.Progress) -> None:
         rounds = self.rounds[said.job]

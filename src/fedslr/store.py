@@ -158,16 +158,7 @@ def size(tree: Tree) -> int:
 
 def pinned(tree: Tree) -> Tree:
     """A state in memory of the host that a GPU reads from directly."""
-
-    def move(leaf: Any) -> Any:
-        if isinstance(leaf, LowRank):
-            return LowRank(move(leaf.u), move(leaf.v), leaf.shape)
-        return leaf.pin_memory() if isinstance(leaf, Tensor) else leaf
-
-    def pin(tree: Tree) -> Tree:
-        return {k: pin(x) if isinstance(x, dict) else move(x) for k, x in tree.items()}
-
-    return pin(wire.to_host(tree))
+    return wire.each_tensor(Tensor.pin_memory, wire.to_host(tree))
 
 
 class Tier:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite, prod
 from typing import Any, NamedTuple
 
@@ -474,15 +474,20 @@ def load_arrays(body: bytes) -> dict[str, Array]:
         raise WireError("the message's body is malformed") from error
 
 
+def each_tensor(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """A tree with every tensor, those of factors too, replaced by what a function makes of it."""
+
+    def made(leaf: Any) -> Any:
+        if isinstance(leaf, LowRank):
+            return LowRank(fn(leaf.u), fn(leaf.v), leaf.shape)
+        return fn(leaf) if isinstance(leaf, Tensor) else leaf
+
+    return {k: each_tensor(fn, x) if isinstance(x, dict) else made(x) for k, x in tree.items()}
+
+
 def to_device(tree: Tree, device: torch.device | str) -> Tree:
     """Every tensor of a decoded tree on a device."""
-
-    def move(leaf: Any) -> Any:
-        if isinstance(leaf, LowRank):
-            return LowRank(leaf.u.to(device), leaf.v.to(device), leaf.shape)
-        return leaf.to(device) if isinstance(leaf, Tensor) else leaf
-
-    return {k: to_device(x, device) if isinstance(x, dict) else move(x) for k, x in tree.items()}
+    return each_tensor(lambda x: x.to(device), tree)
 
 
 def compact(tree: Tree) -> Tree:
