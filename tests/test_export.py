@@ -615,6 +615,28 @@ def test_variants_of_a_personal_model(trained):
         assert close(forms.shaped(chosen.model, chosen.layers, plan)(x), chosen.model(x))
 
 
+@pytest.mark.gpu
+def test_a_recorded_model_answers_as_it_does_otherwise(trained):
+    chosen = source(trained, 0)
+    wanted = chosen.model(chosen.x)
+    call = timing.Recorded("cuda").ready(forms.shaped(chosen.model, chosen.layers, {}), chosen.x)
+    # Memory that the model no longer holds would now be others'.
+    taken = [torch.full((2**k,), torch.nan, device="cuda") for k in range(20)]
+    answers = call()[-1]
+    torch.testing.assert_close(answers.cpu(), wanted, rtol=1e-2, atol=1e-2)
+    assert len(taken) == 20
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_recorded_is_run_as_it_is():
+    class Reading(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / float(x.sum())
+
+    assert timing.Recorded("cuda").ready(Reading(), torch.ones(3))() is None
+    assert float(torch.ones(2, device="cuda").sum()) == 2
+
+
 def no_checkpoint(folder: Path, home: Path) -> Path:
     (home / "bare").mkdir()
     (home / "bare" / "config.toml").write_text((folder / "config.toml").read_text())

@@ -131,7 +131,11 @@ def _window(plain: nn.Conv2d) -> dict[str, Any]:
 
 def onnx_devices() -> list[str]:
     """The devices that onnxruntime really runs on here: it takes the CPU where a GPU was asked for in vain."""
-    wanted = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    import onnxruntime
+
+    built_for = onnxruntime.get_available_providers()
+    on = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    wanted = [device for device in on if PROVIDERS[device] in built_for]
     tried = _layer_bytes(nn.Linear(1, 1))
     return [device for device in wanted if PROVIDERS[device] in session(tried, device).get_providers()]
 

@@ -60,6 +60,34 @@ class Torch:
         return call
 
 
+class Recorded(Torch):
+    """Torch on a GPU, its launches recorded once and replayed: small batches wait for Python more than for the GPU.
+
+    What cannot be recorded is run as it is.
+    """
+
+    name = "recorded"
+    sparse = False
+
+    def ready(self, model: nn.Module, x: Tensor) -> Call:
+        plain = super().ready(model, x)
+        plain()
+        placed, batch, graph = model.to(self.device), x.to(self.device), torch.cuda.CUDAGraph()
+        try:
+            with torch.inference_mode(), torch.cuda.graph(graph):
+                answers: Tensor = placed(batch)
+        except RuntimeError:
+            return plain
+
+        def replay() -> tuple[nn.Module, Tensor, Tensor]:
+            graph.replay()
+            torch.cuda.synchronize(batch.device)
+            # The graph works in their memory, which must not be given to others.
+            return placed, batch, answers
+
+        return replay
+
+
 class OnnxRuntime:
     name = "onnxruntime"
     sparse = False
@@ -77,7 +105,7 @@ def runtimes() -> list[Runtime]:
     """All there are on this machine: torch and, where it is installed, onnxruntime; on the CPU and on a GPU."""
     found: list[Runtime] = [Torch()]
     if torch.cuda.is_available():
-        found.append(Torch("cuda"))
+        found += [Torch("cuda"), Recorded("cuda")]
     if programs.has_onnx():
         found += [OnnxRuntime(device) for device in programs.onnx_devices()]
     return found
