@@ -22,7 +22,7 @@ from fedslr.engine.eager import Eager
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.stacked import stack
 from fedslr.store import plain
-from fedslr.types import Task
+from fedslr.types import Round, Task
 
 APART = {"lpgd", "sparse-lowrank", "lowrank-lowrank"}
 """Methods whose clients look at their numbers: they cannot be trained together."""
@@ -173,6 +173,28 @@ def test_the_server_may_work_while_clients_still_train(name, monkeypatch):
     assert len(asked) == 3
     with pytest.raises(fedslr.FedslrError, match=r"round \d+, client \d+: training diverged"):
         simulate(name, "batched", UNIFORM, lr=1e200, rounds=4)
+
+
+@pytest.mark.parametrize("name", ["fedslr", "fedavg", "local"])
+def test_an_engine_that_looks_ahead_is_told_who_trains_next(name, monkeypatch):
+    """With the very states that the next round will have, those of clients who have just trained among them."""
+    usual = simulate(name, "batched", RAGGED)
+    told, trained, train = [], [], Batched.train
+
+    def spy(engine: Batched, cohort: Any, states: Any, payloads: Any, round: Round) -> Any:
+        trained.append((cohort, states, round))
+        return train(engine, cohort, states, payloads, round)
+
+    monkeypatch.setattr(Batched, "looks_ahead", True)
+    monkeypatch.setattr(Batched, "expect", lambda engine, *next_: told.append(next_))
+    monkeypatch.setattr(Batched, "train", spy)
+    assert_agree(usual, simulate(name, "batched", RAGGED))
+    assert len(told) == len(trained) - 1 == 2
+    for expected, came in zip(told, trained[1:], strict=True):
+        assert expected[0] == came[0]
+        assert expected[1] is came[1]
+        assert expected[2] == came[2]
+    assert {c for cohort, *_ in trained[:1] for c in cohort} & set(trained[1][0])
 
 
 @pytest.mark.parametrize("kind", [Task, CohortTask, StackedTask])

@@ -40,7 +40,7 @@ def test_what_is_not_finite_is_not_sent() -> None:
 @pytest.mark.parametrize("uploads", [{}, {"w": {}}, {"w": torch.randn(3)}, {"w": torch.randn(3, 2, 2)}])
 def test_every_upload_of_a_cohort_has_its_size(uploads: dict[str, Any]) -> None:
     made = Together((), uploads, 3)
-    sizes, broken = Measured().survey(made)
+    sizes, broken = Measured().survey(made)()
     each = [{k: x[i] if isinstance(x, torch.Tensor) else x for k, x in uploads.items()} for i in range(3)]
     assert sizes == [Measured().send(upload)[0] for upload in each]
     assert not broken
@@ -48,7 +48,7 @@ def test_every_upload_of_a_cohort_has_its_size(uploads: dict[str, Any]) -> None:
 
 def test_a_client_whose_numbers_are_no_numbers_is_told() -> None:
     uploads = {"w": torch.tensor([[1.0], [float("inf")], [2.0]])}
-    assert list(Measured().survey(Together((), uploads, 3))[1]) == [1]
+    assert list(Measured().survey(Together((), uploads, 3))()[1]) == [1]
 
 
 class Scaled(nn.Module):

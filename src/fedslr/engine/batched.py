@@ -189,6 +189,12 @@ class Batched(Eager):
         with torch.no_grad():
             return torch.vmap(one, in_dims=(0, 0, None if shared else 0))(slots, states, payload)
 
+    looks_ahead = False
+    """Whether it wants to be told who trains next."""
+
+    def expect(self, cohort: Sequence[int], states: Sequence[Any], round: Round) -> None:
+        """The next call of `train` will be for these, with these very states."""
+
     def meanwhile(self, work: Callable[[], T]) -> Future[T] | None:
         """Do some work with the uploads while clients still learn for themselves; None if none do."""
         return None

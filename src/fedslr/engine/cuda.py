@@ -188,6 +188,20 @@ def _like(x: Tensor, clients: int | None) -> Tensor:
     return x.new_empty(shape)
 
 
+def _copy(places: Sequence[Sequence[Tensor]], trees: Sequence[Any]) -> None:
+    """The tensors of some trees to where they belong, in few launches."""
+    to: list[Tensor] = []
+    source: list[Tensor] = []
+    for place, one in zip(places, trees, strict=False):
+        to.extend(place)
+        source.extend(pytree.tree_leaves(one))
+    alike = [a.stride() == b.stride() for a, b in zip(to, source, strict=True)]
+    for kind in (True, False):
+        pairs = [(a, b) for a, b, same in zip(to, source, alike, strict=True) if same is kind]
+        if pairs:
+            torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+
+
 class _Recording:
     """A captured round, as graphs to be launched one after another, and where its inputs and outputs lie.
 
@@ -209,19 +223,13 @@ class _Recording:
         sent = pytree.tree_leaves(payload)
         self._payloads = [tuple(sent)] if shared else list(zip(*(x.unbind(0) for x in sent), strict=True))
 
-    def load(self, states: Sequence[Any], payloads: Sequence[Payload], round: Round) -> None:
-        """Put a round's inputs where the graphs read them."""
-        to: list[Tensor] = []
-        source: list[Tensor] = []
-        for places, trees in ((self._slots, states), (self._payloads, payloads)):
-            for place, one in zip(places, trees, strict=False):
-                to.extend(place)
-                source.extend(pytree.tree_leaves(one))
-        alike = [a.stride() == b.stride() for a, b in zip(to, source, strict=True)]
-        for kind in (True, False):
-            pairs = [(a, b) for a, b, same in zip(to, source, alike, strict=True) if same is kind]
-            if pairs:
-                torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+    def load_states(self, states: Sequence[Any]) -> None:
+        """Put the states where the graphs read them, once the graphs that were launched have done so."""
+        _copy(self._slots, states)
+
+    def load(self, payloads: Sequence[Payload], round: Round) -> None:
+        """Put everything else there."""
+        _copy(self._payloads, payloads)
         for name, number in self.numbers.items():
             number.fill_(getattr(round, name))
 
@@ -285,6 +293,7 @@ class Cuda(Batched):
     """Trains a cohort on a GPU by replaying one graph."""
 
     task_kind = StackedTask
+    looks_ahead = True
 
     def __init__(self, *args: Any, precision: str = "float32", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -294,6 +303,10 @@ class Cuda(Batched):
         self._plain = False
         self._between_phases: Callable[[], None] = lambda: None
         self._uploaded: torch.cuda.Event | None = None
+        self._last: tuple[Any, ...] = (0, True)
+        """What the recording of the last round is known by."""
+        self._ready: tuple[Any, Sequence[Any]] | None = None
+        """What a recording is known by whose batches are in place already, and the states that are too."""
 
     def _network(self) -> Network | None:
         """The model of a cohort, if it can be written and says what the model says."""
@@ -313,18 +326,30 @@ class Cuda(Batched):
             with tree.mapped_by(_fuse):
                 return super().train(cohort, states, payloads, round)
         shared = all(payload is payloads[0] for payload in payloads)
-        batches = self._turn_to(cohort, round.number)
         key = (len(cohort), shared, round.epochs, round.personal_epochs)
-        recording = self._recordings.get(key)
+        recording, ready = self._recordings.get(key), self._ready
+        self._last, self._ready = key, None
         if recording is None:
-            recording = self._record(batches, states, payloads, shared, round)
+            recording = self._record(self._turn_to(cohort, round.number), states, payloads, shared, round)
             if recording is None:
                 self._plain = True
                 return self.train(cohort, states, payloads, round)
             self._recordings[key] = recording
-        recording.load(states, payloads, round)
+        elif ready is None or ready[0] != key or ready[1] is not states:
+            self._turn_to(cohort, round.number)
+            recording.load_states(states)
+        recording.load(payloads, round)
         self._uploaded = recording.replay()
         return recording.made
+
+    def expect(self, cohort: Sequence[int], states: Sequence[Any], round: Round) -> None:
+        """Batches and states are put where the graphs read them as soon as those that run now have done so."""
+        key = (len(cohort), self._last[1], round.epochs, round.personal_epochs)
+        recording = self._recordings.get(key)
+        if recording is not None:
+            self._turn_to(cohort, round.number)
+            recording.load_states(states)
+            self._ready = (key, states)
 
     def _run(self, batches: Any, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
         method = self.algorithm
@@ -359,7 +384,8 @@ class Cuda(Batched):
         sent = pytree.tree_map(lambda x: _like(x, None if shared else clients), payloads[0])
         numbers = changing(round, self.device)
         recording = _Recording(room, sent, numbers, shared)
-        recording.load(states, payloads, round)
+        recording.load_states(states)
+        recording.load(payloads, round)
         asked = round._replace(**numbers)
         with tree.mapped_by(_fuse):
             beside = torch.cuda.Stream(self.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -30,17 +30,22 @@ class Measured:
             wire.require_finite(received)
         return wire.measure(payload), received
 
-    def survey(self, made: Together) -> tuple[list[wire.Size], Collection[int]]:
-        """The size of every client's upload, and the clients whose numbers have to be looked at."""
+    def survey(self, made: Together) -> Callable[[], tuple[list[wire.Size], Collection[int]]]:
+        """The size of every client's upload, and the clients whose numbers have to be looked at; to be read later."""
         trees = [made.uploads, plain(made.states)]
         sums = [x.reshape(len(x), -1).sum(1) for t in trees for x in leaves(t) if _is_real(x)]
         whole = torch.stack([torch.isfinite(s) for s in sums]).all(0) if sums else torch.ones(made.clients).bool()
         if not any(isinstance(x, Tensor) for x in leaves(made.uploads)):
             size = wire.encode(made.uploads).size if made.uploads else wire.NOTHING.size
-            return [size] * made.clients, _missing(whole)
+            return lambda: ([size] * made.clients, _missing(whole))
         counts = wire.nonzeros(made.uploads, stacked=True)
-        found = torch.cat([counts, whole.to(counts.device, torch.int64)[:, None]], 1).cpu()
-        return wire.sizes(made.uploads, found[:, :-1]), _missing(found[:, -1])
+        found = torch.cat([counts, whole.to(counts.device, torch.int64)[:, None]], 1)
+
+        def read() -> tuple[list[wire.Size], Collection[int]]:
+            here = found.cpu()
+            return wire.sizes(made.uploads, here[:, :-1]), _missing(here[:, -1])
+
+        return read
 
 
 def _is_real(x: Any) -> bool:

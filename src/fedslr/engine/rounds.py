@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -36,6 +36,14 @@ from fedslr.types import Algorithm, Loss, Params, Payload, Round, Task
 
 PHASES = ("train", "aggregate", "evaluate", "checkpoint")
 COUNTED = ("bytes_down", "bytes_up", "numbers_down", "numbers_up")
+
+
+class Announced(NamedTuple):
+    """What the server sends to all, its size, and what clients receive of it."""
+
+    broadcast: Payload
+    size: wire.Size
+    payload: Payload
 
 
 class Simulation:
@@ -84,13 +92,15 @@ class Simulation:
         self.client_kind = type(algorithm.init_client(self.start))
         self.done = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._ahead: Future[Any] | None = None
+        self._ahead: Future[tuple[Any, Announced]] | None = None
         """The next server, where it is made while clients still train."""
+        self._expected: list[Any] | None = None
+        """The states of the next cohort, where an engine has been told of them."""
         self._step_warned = False
         self._saved, self._saved_at = 0, monotonic()
         self._check_group()
         self._open_store(device)
-        self._announce()
+        self.announced = self._announced(self.server)
 
     # --- one round ---------------------------------------------------------------------------------------------------
 
@@ -113,9 +123,9 @@ class Simulation:
             mean = self._pool(self._train(mine, round, record) if mine else None, mine, record)
         with self._timed("aggregate"):
             try:
-                self.server = self._aggregate(mean, len(sampled)) if self._ahead is None else self._ahead.result()
+                made = self._aggregate(mean, len(sampled)) if self._ahead is None else self._ahead.result()
+                self.server, self.announced = made
                 self._ahead = None
-                self._announce()
             except (WireError, LinAlgError) as error:
                 why = str(error).splitlines()[0]
                 raise FedslrError(
@@ -173,24 +183,39 @@ class Simulation:
         return mean.value()
 
     def _train_together(self, engine: Batched, sampled: list[int], round: Round, record: Record) -> Payload:
-        states = [self.state(client) for client in sampled]
+        states, self._expected = self._expected or [self.state(client) for client in sampled], None
         payloads = [self._send_to(state, record) for state in states]
         weights = [self.algorithm.weight(self.examples[c]) for c in sampled]
         made = engine.train(sampled, states, payloads, round)
+        # From here to where sizes are read nothing waits for a GPU: it is all done while clients still train.
         if self.group.size == 1:
             self._ahead = engine.meanwhile(lambda: self._aggregate(made.mean(weights), len(sampled)))
-        sizes, broken = self.post.survey(made)
-        for slot, (client, state) in enumerate(zip(sampled, made.each(), strict=True)):
-            upload = made.upload(slot) if self.settings.diagnostics or slot in broken else {}
+        read = self.post.survey(made)
+        kept = made.each()
+        for slot, (client, state) in enumerate(zip(sampled, kept, strict=True)):
+            with self._named(round, client):
+                self._keep(client, state, made.upload(slot) if self.settings.diagnostics else {})
+        self._expect_next(engine)
+        sizes, broken = read()
+        for slot, client in enumerate(sampled):
+            record.count_up(sizes[slot])
             with self._named(round, client):
                 if slot in broken:
-                    wire.require_finite({"state": plain(state), **upload})
-            record.count_up(sizes[slot])
-            self._keep(client, state, upload)
+                    wire.require_finite({"state": plain(kept[slot]), **made.upload(slot)})
         return made.mean(weights) if self._ahead is None else {}
 
-    def _aggregate(self, mean: Payload, cohort_size: int) -> Any:
-        return self.algorithm.aggregate(self.server, mean, cohort_size)
+    def _expect_next(self, engine: Batched) -> None:
+        """Let an engine that looks ahead prepare the next round."""
+        if not engine.looks_ahead or self.done + 1 == self.settings.rounds:
+            return
+        mine = self.group.mine(self._cohort(self.done + 1))
+        if mine:
+            self._expected = [self.state(client) for client in mine]
+            engine.expect(mine, self._expected, self.settings.round(self.done + 1))
+
+    def _aggregate(self, mean: Payload, cohort_size: int) -> tuple[Any, Announced]:
+        server = self.algorithm.aggregate(self.server, mean, cohort_size)
+        return server, self._announced(server)
 
     def _pool(self, mean: Payload | None, mine: list[int], record: Record) -> Payload:
         """The mean over the clients of all processes, whose messages are counted too."""
@@ -218,19 +243,26 @@ class Simulation:
             error.add_note(f"in {where} ({self.algorithm.name})")
             raise
 
-    def _announce(self) -> None:
-        """What is sent to all, its size, and what clients receive of it."""
-        self.broadcast = self.algorithm.broadcast(self.server)
-        self.size, self.payload = self.post.send(self.broadcast)
+    def _announced(self, server: Any) -> Announced:
+        broadcast = self.algorithm.broadcast(server)
+        return Announced(broadcast, *self.post.send(broadcast))
 
     def _send_to(self, state: Any, record: Record) -> Payload:
         """What one client is sent: the broadcast that all share, or, where the method addresses it, a part of it."""
         mine = self.algorithm.addressed(self.broadcast, state)
-        size, payload = (self.size, self.payload) if mine is self.broadcast else self.post.send(mine)
+        size, payload = self.announced[1:] if mine is self.broadcast else self.post.send(mine)
         record.count_down(size)
         return payload
 
     # --- what a run knows --------------------------------------------------------------------------------------------
+
+    @property
+    def broadcast(self) -> Payload:
+        return self.announced.broadcast
+
+    @property
+    def payload(self) -> Payload:
+        return self.announced.payload
 
     @property
     def device(self) -> torch.device:
@@ -442,7 +474,7 @@ class Simulation:
         self.server = restore(type(self.server), kept["server"])
         self.done = self._saved = generation.rounds
         self.seconds = {**self.seconds, **generation.notes["seconds"]}
-        self._announce()
+        self.announced = self._announced(self.server)
 
     def _check_resumable(self, generation: Generation, kept: dict[str, Any]) -> None:
         if generation.notes["data"] != self.fingerprint:
