@@ -137,6 +137,75 @@ def relative(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
+def of_spectrum(rows: int, columns: int, values: Tensor, seed: int) -> Tensor:
+    """A matrix with these singular values."""
+    torch.manual_seed(seed)
+    u, v = (torch.linalg.qr(torch.randn(n, len(values), dtype=torch.float64))[0] for n in (rows, columns))
+    return (u * values) @ v.mT
+
+
+@pytest.mark.parametrize("shape", [(160, 160), (240, 160), (160, 240)])
+@pytest.mark.parametrize("rest", [0.6, 0.99, 0.9999])
+@pytest.mark.parametrize("drift", [1e-4, 1e-2, 0.5])
+def test_what_is_followed_is_what_a_full_decomposition_finds(
+    shape: tuple[int, int], rest: float, drift: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Singular values down to just above the threshold, the others up to just below; vectors that have turned since."""
+    monkeypatch.setattr(spectral, "LARGE", 100)
+    values = torch.cat([torch.logspace(1.0, -2.98, 12), torch.linspace(rest * 1e-3, 1e-5, 148)]).double()
+    matrix = of_spectrum(*shape, values, 0)
+    before = (matrix + drift * 1e-3 * torch.randn_like(matrix) / 160**0.5).float()
+    layers, threshold = {"w": matrix.float()}, 1e-3
+    last = spectral.threshold_all({"w": before}, threshold)
+    full = spectral.threshold_all(layers, threshold)["w"]
+    few = spectral.FEW * last["w"].rank <= 160
+    tall = spectral._tall(matrix.float()).double()
+    u, v, _ = spectral._shrink(tall, threshold)
+    if few:
+        start = last["w"].v if shape[0] >= shape[1] else last["w"].u
+        followed = spectral._follow(tall, start.double(), threshold)
+        assert followed is not None
+        torch.testing.assert_close(followed[0] @ followed[1].mT, u @ v.mT, rtol=0, atol=1e-11)
+        monkeypatch.delattr(spectral, "_shrink")
+    found = spectral.threshold_all(layers, threshold, last)["w"]
+    assert found.rank == full.rank == 12
+    torch.testing.assert_close(found.dense(), full.dense(), rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("hidden", [5.0, 1.005])
+def test_a_singular_value_orthogonal_to_every_start_is_not_overlooked(hidden: float) -> None:
+    """A direction that no step of the iteration can reach: what is found is no proof, and is given up."""
+    torch.manual_seed(0)
+    few, spare, threshold = 10, spectral._spare(160, torch.device("cpu")), 1e-3
+    drawn = torch.cat([torch.randn(160, few), spare, torch.randn(160, 160 - few - spectral.SPARE)], 1)
+    vectors = torch.linalg.qr(drawn.double())[0]
+    values = torch.full((160,), 1e-5, dtype=torch.float64)
+    values[:few] = 2 * threshold
+    assert spectral._follow((vectors * values) @ vectors.mT, vectors[:, :few], threshold) is not None
+    values[few + spectral.SPARE] = hidden * threshold
+    assert spectral._follow((vectors * values) @ vectors.mT, vectors[:, :few], threshold) is None
+
+
+def test_following_is_given_up_where_nothing_can_be_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectral, "LARGE", 100)
+    few = torch.cat([torch.full((10,), 2e-3), torch.full((150,), 5e-4)]).double()
+    many = torch.cat([torch.full((60,), 2e-3), torch.full((100,), 5e-4)]).double()
+    last = spectral.threshold_all({"w": of_spectrum(160, 160, few, 0).float()}, 1e-3)["w"]
+    start = last.v.double()
+    near = of_spectrum(160, 160, few, 0)
+    assert spectral._follow(near, start, 1e-3) is not None
+    assert spectral._follow(of_spectrum(160, 160, many, 1), start, 1e-3) is None
+    assert spectral._follow(near, torch.zeros_like(start), 1e-3) is None
+    assert spectral._follow(near, start, 0.0) is None
+    nothing = spectral._follow(torch.zeros(160, 160, dtype=torch.float64), start[:, :0], 1e-3)
+    assert nothing is None or int(nothing[2]) == 0
+    other = of_spectrum(160, 160, many, 1).float()
+    found = spectral.threshold_all({"w": other}, 1e-3, {"w": last})["w"]
+    assert found.rank == prox.singular_value_threshold(other, 1e-3).rank == 60
+    for unlike in ({}, {"w": other}, {"w": spectral.threshold_all({"w": other}, 1e-3)["w"]}):
+        torch.testing.assert_close(spectral.threshold_all({"w": other}, 1e-3, unlike)["w"].dense(), found.dense())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "product", "limit"), [("bfloat16", "tf32", 0.01), ("float32", "tf32x3", 1e-5)])
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def images() -> fedslr.Federation:
 class Ranked(fedslr.FedSLR):
     """FedSLR that leaves rank 2, and of the personal part little enough for every form of a layer to be had."""
 
-    def prox_global(self, z):
+    def prox_global(self, z, last=None):
         return {k: truncated(x) if x.ndim > 1 else x for k, x in z.items()}
 
     def prox_personal(self, p, lr):

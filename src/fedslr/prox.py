@@ -5,6 +5,7 @@ The closed forms of appendix A.1 of the paper.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,9 +41,14 @@ def nuclear_norm(x: Tensor) -> Tensor:
     return values.sum()
 
 
-def low_rank(params: dict[str, Tensor], threshold: float) -> dict[str, Tensor | LowRank]:
-    """Singular value thresholding of every layer; one-dimensional parameters are left alone."""
+def low_rank(
+    params: dict[str, Tensor], threshold: float, last: Mapping[str, Tensor | LowRank] | None = None
+) -> dict[str, Tensor | LowRank]:
+    """Singular value thresholding of every layer; one-dimensional parameters are left alone.
+
+    `last` is the result for parameters near these, if there is one: a GPU is faster from there.
+    """
     layers = {k: x for k, x in params.items() if is_matrix(x)}
     if layers and all(x.is_cuda and x.dtype == torch.float32 for x in layers.values()):
-        return {**params, **spectral.threshold_all(layers, threshold)}
+        return {**params, **spectral.threshold_all(layers, threshold, last)}
     return {**params, **{k: singular_value_threshold(x, threshold) for k, x in layers.items()}}

@@ -48,7 +48,7 @@ class GPGD(FedSLR):
 
     def aggregate(self, server: Server, mean_upload: Params, cohort_size: int) -> Server:
         """w ← prox(mean_S v_i), per layer with threshold λ·η_g."""
-        return Server(self.prox_global(tree.add(dense(server.w), mean_upload)), {}, server.num_clients)
+        return Server(self.prox_global(tree.add(dense(server.w), mean_upload), server.w), {}, server.num_clients)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class LPGD(GPGD):
         """v ← SVT(v) with threshold η·λ."""
         return dense(low_rank(v, lr * self.rank_penalty))
 
-    def prox_global(self, z: Params) -> Factored:
+    def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
         return dict(z)
 
 
@@ -91,7 +91,7 @@ class SparseSparse(_Pair):
 
     name: ClassVar[str] = "sparse-sparse"
 
-    def prox_global(self, z: Params) -> Factored:
+    def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
         return _sparse_matrices(z, self.global_penalty * self.eta_g)
 
     def prox_personal(self, p: Params, lr: float) -> Factored:
@@ -104,7 +104,7 @@ class SparseLowRank(_Pair):
 
     name: ClassVar[str] = "sparse-lowrank"
 
-    def prox_global(self, z: Params) -> Factored:
+    def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
         return _sparse_matrices(z, self.global_penalty * self.eta_g)
 
     def prox_personal(self, p: Params, lr: float) -> Factored:
@@ -117,8 +117,8 @@ class LowRankLowRank(_Pair):
 
     name: ClassVar[str] = "lowrank-lowrank"
 
-    def prox_global(self, z: Params) -> Factored:
-        return low_rank(z, self.global_penalty * self.eta_g)
+    def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
+        return low_rank(z, self.global_penalty * self.eta_g, last)
 
     def prox_personal(self, p: Params, lr: float) -> Factored:
         return low_rank(p, lr * self.personal_penalty)

@@ -53,8 +53,8 @@ class Mixed(Phased[Server, Client]):
     """The server's proximal step size η_g."""
 
     @abstractmethod
-    def prox_global(self, z: Params) -> Factored:
-        """prox of η_g·R: the threshold is λ·η_g."""
+    def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
+        """prox of η_g·R: the threshold is λ·η_g. `last` is what it gave a round before."""
 
     @abstractmethod
     def prox_personal(self, p: Params, lr: float) -> Factored:
@@ -110,7 +110,7 @@ class Mixed(Phased[Server, Client]):
         share = cohort_size / server.num_clients
         gamma = tree.map(lambda c, d: c - share * d / self.eta_g, server.gamma, mean_upload)
         z = tree.map(lambda w, d, c: w + d - self.eta_g * c, dense(server.w), mean_upload, gamma)
-        return Server(self.prox_global(z), gamma, server.num_clients)
+        return Server(self.prox_global(z, server.w), gamma, server.num_clients)
 
     def resize(self, server: Server, num_clients: int, leaving: Client | None = None) -> Server:
         """γ̄ ← (M γ̄ − γ_leaving)/M', so that it stays the mean of the duals; a new client's dual is zero."""
@@ -140,8 +140,8 @@ class FedSLR(Mixed):
     rank_penalty: Annotated[float, non_negative, "λ: weight of the nuclear norm of the global part"] = 1e-4
     l1_penalty: Annotated[float, non_negative, "μ: weight of the l1 norm of the personal parts"] = 1e-3
 
-    def prox_global(self, z: Params) -> Factored:
-        return low_rank(z, self.rank_penalty * self.eta_g)
+    def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
+        return low_rank(z, self.rank_penalty * self.eta_g, last)
 
     def prox_personal(self, p: Params, lr: float) -> Factored:
         return tree.map(lambda p: soft_threshold(p, lr * self.l1_penalty), p)
