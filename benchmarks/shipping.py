@@ -47,7 +47,7 @@ class Ranked(fedslr.FedSLR):
 
     wanted: ClassVar[dict[str, int]] = {}
 
-    def prox_global(self, z: dict[str, Tensor]) -> dict[str, Tensor | LowRank]:
+    def prox_global(self, z: dict[str, Tensor], last: object = None) -> dict[str, Tensor | LowRank]:
         return {k: truncated(x, self.wanted[k]) if k in self.wanted else x for k, x in z.items()}
 
     def prox_personal(self, p: dict[str, Tensor], lr: float) -> dict[str, Tensor | LowRank]:
