@@ -10,6 +10,7 @@ from torch import nn
 
 import fedslr
 from conftest import make_federation
+from fedslr import wire
 from fedslr.engine.batched import Together
 from fedslr.engine.post import Encoded, Measured
 from fedslr.errors import WireError
@@ -46,9 +47,22 @@ def test_every_upload_of_a_cohort_has_its_size(uploads: dict[str, Any]) -> None:
     assert not broken
 
 
-def test_a_client_whose_numbers_are_no_numbers_is_told() -> None:
-    uploads = {"w": torch.tensor([[1.0], [float("inf")], [2.0]])}
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 2, 5)])
+def test_a_client_whose_numbers_are_no_numbers_is_told(shape: tuple[int, ...]) -> None:
+    uploads = {"v": torch.zeros(3, 2, dtype=torch.float64), "w": torch.ones(shape), "x": torch.ones(3, 4)}
+    uploads["w"][1] = float("inf")
     assert list(Measured().survey(Together((), uploads, 3))()[1]) == [1]
+
+
+@pytest.mark.parametrize("rank", [2, 15])
+def test_factors_are_multiplied_once(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they travel as factors or not."""
+    made = LowRank(torch.randn(30, rank), torch.randn(20, rank), (30, 20))
+    wanted = wire.encode({"w": made}).size
+    multiplied, dense = [], LowRank.dense
+    monkeypatch.setattr(LowRank, "dense", lambda low: multiplied.append(low) or dense(low))
+    assert Measured().send({"w": made})[0] == wanted
+    assert len(multiplied) == 1
 
 
 class Scaled(nn.Module):

@@ -516,6 +516,11 @@ def unfold(tree: Tree, check: bool = True) -> Tree:
     return out
 
 
+def settled(tree: Tree) -> Tree:
+    """A tree with factors only where they travel as such, so that who looks at it next need not multiply them again."""
+    return {key: settled(leaf) if isinstance(leaf, dict) else _settle(leaf) for key, leaf in tree.items()}
+
+
 # --- sizes of messages that are never made --------------------------------------------------------------------------
 
 

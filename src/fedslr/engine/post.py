@@ -22,19 +22,21 @@ class Measured:
         """A message's size, and what the other side makes of it."""
         if not payload:
             return wire.NOTHING.size, {}
-        received = wire.unfold(payload, check=False)
+        travels = wire.settled(payload)
+        received = wire.unfold(travels, check=False)
         # A sum meets every NaN and infinity; one that overflows costs a second look.
         sums = [x.sum() for x in leaves(received) if _is_real(x)]
         if sums and not bool(torch.isfinite(torch.stack(sums)).all()):
             wire.require_finite(payload)
             wire.require_finite(received)
-        return wire.measure(payload), received
+        return wire.measure(travels), received
 
     def survey(self, made: Together) -> Callable[[], tuple[list[wire.Size], Collection[int]]]:
         """The size of every client's upload, and the clients whose numbers have to be looked at; to be read later."""
         trees = [made.uploads, plain(made.states)]
-        sums = [x.reshape(len(x), -1).sum(1) for t in trees for x in leaves(t) if _is_real(x)]
-        whole = torch.stack([torch.isfinite(s) for s in sums]).all(0) if sums else torch.ones(made.clients).bool()
+        # Few launches: those beyond a thousand wait until the GPU has worked off what was launched before them.
+        sums = [_sum_by_client(x) for t in trees for x in leaves(t) if _is_real(x)]
+        whole = torch.isfinite(torch.stack(sums)).all(0) if sums else torch.ones(made.clients).bool()
         if not any(isinstance(x, Tensor) for x in leaves(made.uploads)):
             size = wire.encode(made.uploads).size if made.uploads else wire.NOTHING.size
             return lambda: ([size] * made.clients, _missing(whole))
@@ -46,6 +48,11 @@ class Measured:
             return wire.sizes(made.uploads, here[:, :-1]), _missing(here[:, -1])
 
         return read
+
+
+def _sum_by_client(x: Tensor) -> Tensor:
+    # Whatever the strides, nothing is copied; with a last axis of 1 there is one to sum over for a scalar, too.
+    return x.unsqueeze(-1).sum(tuple(range(1, x.ndim + 1)))
 
 
 def _is_real(x: Any) -> bool:
