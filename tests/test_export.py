@@ -603,7 +603,9 @@ def test_latency_prints_and_writes_a_table(command, folder, tmp_path):
     assert written["threads"] == torch.get_num_threads()
     assert row["ms"]["torch cpu"].keys() >= {"dense", "chosen"}
     assert row["bytes"] > 4 * 0.9 * row["parameters"]
-    assert command("latency", folder, "--client", "1", "--repeat", "1", "--out", tmp_path / "b.json")[0] == 0
+    options = ("--client", "1", "--repeat", "1", "--device", "cpu", "--out", tmp_path / "b.json")
+    assert command("latency", folder, *options)[0] == 0
+    assert all(key.endswith(" cpu") for key in json.loads((tmp_path / "b.json").read_text())["rows"][0]["ms"])
 
 
 def test_variants_of_a_personal_model(trained):
@@ -634,7 +636,7 @@ def test_a_run_on_a_gpu_is_exported_for_any_machine(images, tmp_path, client):
     made = fedslr.export(result, tmp_path / "a.safetensors", client=client)
     dense = (result.global_model() if client is None else result.personal_model(client)).cpu()
     x = torch.randn(5, 2, 6, 6)
-    torch.testing.assert_close(fedslr.load_exported(made.path)(x), dense(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fedslr.load_exported(made.path, wide_cnn())(x), dense(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu
@@ -668,6 +670,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "output exists": (
         lambda f, p: ["export", f, "--global", "--out", f / "config.toml"],
         "config.toml already exists; choose another --out",
+    ),
+    "unknown device": (
+        lambda f, p: ["latency", f, "--device", "tpu"],
+        "device: got 'tpu', expected cpu, cuda or nothing for all there are",
     ),
     "a torch program by another name": (
         lambda f, p: ["export", f, "--global", "--format", "torch", "--out", p / "x.pt"],

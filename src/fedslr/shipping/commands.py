@@ -15,6 +15,7 @@ from fedslr.shipping import programs
 from fedslr.shipping.card import whose
 from fedslr.shipping.export import BATCH, SUFFIXES
 from fedslr.shipping.export import export as write
+from fedslr.shipping.timing import runtimes
 
 Client = Annotated[int | None, typer.Option(help="The client whose personal model it is.")]
 Batch = Annotated[int, typer.Option(min=1, help="Samples in the batch that times are measured with.")]
@@ -57,6 +58,7 @@ def latency(
     client: Client = None,
     batch: Batch = BATCH,
     repeat: Annotated[int, typer.Option(min=1, help="Batches that are timed; the median counts.")] = 50,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: all there are.")] = None,
     out: Annotated[Path | None, typer.Option(help="The figures as JSON. Default: latency.json in the folder.")] = None,
 ) -> None:
     """Milliseconds per batch of the models of some runs: dense, factorised, sparse, and the fastest form per layer.
@@ -64,9 +66,9 @@ def latency(
     Without a client it is the global model, as in the paper's table.
     """
     target = out or folders[0] / "latency.json"
-    under = latencies.conditions(batch, repeat, client)
+    with_, under = runtimes(device), latencies.conditions(batch, repeat, client)
     found = []
-    for row in latencies.rows(folders, client, batch, repeat):
+    for row in latencies.rows(folders, client, batch, repeat, with_):
         found.append(row)
         # Every row takes minutes where models are large: what is measured is on the disk.
         latencies.save(target, found, under)

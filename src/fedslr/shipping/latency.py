@@ -16,7 +16,7 @@ from fedslr.report import amount, tables
 from fedslr.shipping import files, forms
 from fedslr.shipping.export import Source, describe, source
 from fedslr.shipping.forms import Forms
-from fedslr.shipping.timing import Runtime, milliseconds, runtimes
+from fedslr.shipping.timing import Runtime, milliseconds
 from fedslr.store import write_durably
 
 VARIANTS = ("dense", "factorised", "sparse", "chosen")
@@ -59,9 +59,10 @@ def measured(result: Result, client: int | None, batch: int, repeat: int, with_:
     return row
 
 
-def rows(folders: Sequence[Path], client: int | None, batch: int, repeat: int) -> Iterator[Row]:
+def rows(
+    folders: Sequence[Path], client: int | None, batch: int, repeat: int, with_: Sequence[Runtime]
+) -> Iterator[Row]:
     """The models of some runs, one after another."""
-    with_ = runtimes()
     for group in tables.group(tables.find_runs(folders)):
         for run in group.runs:
             seed = {"seed": str(run.summary["seed"])} if len(group.runs) > 1 else {}

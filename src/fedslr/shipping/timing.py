@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedslr.errors import FedslrError
 from fedslr.shipping import programs
 
 WARM_UP = 3
@@ -101,11 +102,15 @@ class OnnxRuntime:
         return lambda: session.run(None, given)
 
 
-def runtimes() -> list[Runtime]:
+def runtimes(device: str | None = None) -> list[Runtime]:
     """All there are on this machine: torch and, where it is installed, onnxruntime; on the CPU and on a GPU."""
+    if device not in (None, "cpu", "cuda"):
+        raise FedslrError(f"device: got '{device}', expected cpu, cuda or nothing for all there are")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise FedslrError("device: got 'cuda', but there is no GPU that PyTorch can use; expected cpu")
     found: list[Runtime] = [Torch()]
     if torch.cuda.is_available():
         found += [Torch("cuda"), Recorded("cuda")]
     if programs.has_onnx():
         found += [OnnxRuntime(device) for device in programs.onnx_devices()]
-    return found
+    return [runtime for runtime in found if device in (None, runtime.device)]
