@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -655,6 +656,18 @@ def test_mistakes_are_one_line(case, command, folder, tmp_path):
     assert code == 2, err
     assert len(err.splitlines()) == 1, err
     assert says in err
+
+
+def test_damaged_metrics_are_one_line(command, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    first, second = metrics.read_bytes().splitlines(keepends=True)
+    for damage in (b"", first, b"\xff" + first + second, first + b'{"round": "x", "clients": 3}\n'):
+        metrics.write_bytes(damage)
+        code, _, err = command("export", tmp_path / "run", "--global")
+        assert code == 2, err
+        assert err.startswith(f"error: {metrics}: line ")
+        assert len(err.splitlines()) == 1
 
 
 def test_a_missing_package_is_named(command, folder, tmp_path, monkeypatch):

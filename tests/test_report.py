@@ -206,6 +206,47 @@ def test_what_is_no_number_is_left_out(tmp_path):
     checked(shown(folder))
 
 
+DAMAGES: dict[str, tuple[Any, str]] = {
+    "a line in the middle": (lambda lines: [lines[0], b'{"round": 2, "cli\n', *lines[2:]], "line 2 is damaged"),
+    "a line is gone": (lambda lines: [lines[0], *lines[2:]], "line 2 is of round 3, expected round 2"),
+    "the last line is gone": (lambda lines: lines[:-1], "line 4 is missing, the run has 4 rounds"),
+    "the last line was cut short": (lambda lines: [*lines[:-1], lines[-1][:30]], "line 4 is damaged"),
+    "nothing is left": (lambda lines: [], "line 1 is missing, the run has 4 rounds"),
+    "no text": (lambda lines: [*lines[:2], b"\xff\xfe" + lines[2], lines[3]], "line 3 is damaged"),
+    "a key is gone": (
+        lambda lines: [lines[0], lines[1].replace(b"bytes_up", b"bites_up"), *lines[2:]],
+        "no 'bytes_up'",
+    ),
+    "no number": (lambda lines: [lines[0], lines[1].replace(b'"lr": 0.1', b'"lr": "x"'), *lines[2:]], "no 'lr'"),
+    "no record": (lambda lines: [b"[1]\n", *lines[1:]], "line 1 is damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_metrics_are_told_in_one_line(damage, command, tmp_path):
+    """Tables and figures of what is left would be those of no run."""
+    metrics = write_run(tmp_path / "run") / "metrics.jsonl"
+    change, says = DAMAGES[damage]
+    metrics.write_bytes(b"".join(change(metrics.read_bytes().splitlines(keepends=True))))
+    for call in (["show"], ["report"], ["figures", "--out", tmp_path / "figures"], ["watch", "--port", "0"]):
+        code, _, err = command(call[0], tmp_path / "run", *call[1:])
+        assert code == 2, err
+        assert err.startswith(f"error: {metrics}: ")
+        assert says in err
+        assert len(err.splitlines()) == 1
+
+
+def test_only_the_last_line_of_an_unfinished_run_may_be_cut_short(tmp_path):
+    metrics = write_run(tmp_path / "run", planned=9) / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join([*lines, lines[0][:30]]))
+    assert "4 of 9 rounds" in shown(tmp_path / "run")
+    for number, damaged in ((3, [*lines[:2], b"{}\n", lines[3]]), (5, [*lines, b"{}\n"])):
+        metrics.write_bytes(b"".join(damaged))
+        with pytest.raises(fedslr.FedslrError, match=f"line {number} is damaged"):
+            shown(tmp_path / "run")
+
+
 def test_unfinished_seeds_do_not_count_beside_finished_ones(tmp_path):
     write_run(tmp_path / "a", seed=0)
     write_run(tmp_path / "b", seed=1, rounds=2, planned=4)

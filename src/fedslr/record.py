@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from types import UnionType
+from typing import IO, Any, get_args, get_origin, get_type_hints
 
 from fedslr.errors import CheckpointError, FedslrError
 from fedslr.metrics import Evaluation, PerClient, Sizes, average
@@ -20,6 +22,8 @@ try:
     import fcntl
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
+
+DAMAGED = "restore the file, or run it again in another folder"
 
 
 @dataclass
@@ -200,13 +204,47 @@ class SharedFolder(RunFolder):
         pass
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; a last line that was cut off is left out."""
-    lines = (path / "metrics.jsonl").read_text().splitlines()
-    records = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            record = json.loads(line)
-            if isinstance(record, dict) and {"round", "clients"} <= record.keys():
-                records.append(record)
+def read_records(path: Path, rounds: int | None = None) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl: all `rounds` of a finished run; of any other, less a last one that was cut short.
+
+    Nothing else is left out in silence: figures of the lines that are left would be those of no run.
+    """
+    file = path / "metrics.jsonl"
+    data = file.read_bytes()
+    lines = data.splitlines()
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(_record(line, number))
+        except ValueError as error:
+            if rounds is None and number == len(lines) and not data.endswith(b"\n"):
+                break
+            raise FedslrError(f"{file}: line {number} {error}; {DAMAGED}") from None
+    if rounds is not None and len(records) < rounds:
+        raise FedslrError(f"{file}: line {len(records) + 1} is missing, the run has {rounds} rounds; {DAMAGED}")
     return records
+
+
+def _record(line: bytes, number: int) -> dict[str, Any]:
+    """What a line says of the round it is about; a ValueError in words for anything that no run writes."""
+    try:
+        found = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        raise ValueError("is damaged") from None
+    wrong = [k for k, kinds in _kinds().items() if not isinstance(found, dict) or not isinstance(found.get(k), kinds)]
+    if wrong:
+        raise ValueError(f"is damaged: it has no '{wrong[0]}', or one of another kind")
+    if found["round"] != number:
+        raise ValueError(f"is of round {found['round']}, expected round {number}")
+    return dict(found)
+
+
+@functools.cache
+def _kinds() -> dict[str, tuple[type, ...]]:
+    """What a line may have for each field of a record; JSON writes a whole number for some that are none."""
+    found: dict[str, tuple[type, ...]] = {}
+    for name, hint in get_type_hints(Record).items():
+        choices = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        plain = [get_origin(choice) or choice for choice in choices]
+        found[name] = (*plain, int) if float in plain else tuple(plain)
+    return found
