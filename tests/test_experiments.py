@@ -296,6 +296,39 @@ def test_runs_that_differ_are_never_merged():
     assert [g.labels for g in tables.group([run(lr=0.1), run(lr=0.2)])] == [{"lr": "0.1"}, {"lr": "0.2"}]
 
 
+def test_a_mean_has_no_seed_twice():
+    """Whatever it is that runs of one seed differ in, the table says it, even if it is where they are."""
+
+    def run(seed: int, folder: str = "x", **flat: Any) -> tables.Run:
+        config_ = {"algorithm.name": "local", "seed": seed, "data.seed": seed} | flat
+        return tables.Run(Path(folder), config_, {"algorithm": "local"}, [])
+
+    def rows(runs: list[tables.Run]) -> list[tuple[dict[str, str], int]]:
+        return [(g.labels, len(g.runs)) for g in tables.group(runs)]
+
+    for key in ("evaluate.every", "checkpoint.every"):
+        swept = [run(seed, **{key: value, "device": f"cuda:{seed}"}) for value in (1, 5) for seed in (0, 1)]
+        assert rows(swept) == [({"every": "1"}, 2), ({"every": "5"}, 2)]
+    assert rows([run(0, device="cpu"), run(1, device="auto")]) == [({"method": "local"}, 2)]
+    assert rows([run(0, device="cpu"), run(0, device="auto")]) == [({"device": "cpu"}, 1), ({"device": "auto"}, 1)]
+    assert rows([run(0, "a"), run(0, "b")]) == [
+        ({"method": "local", "folder": "a"}, 1),
+        ({"method": "local", "folder": "b"}, 1),
+    ]
+    assert rows([run(0), run(1), run(0, "again")]) == [
+        ({"method": "local", "folder": "–"}, 2),
+        ({"method": "local", "folder": "again"}, 1),
+    ]
+
+
+def test_a_run_given_twice_is_one_run(recipe, tmp_path, command):
+    assert command("compare", recipe, "--methods", "local", "--seeds", "0,1", "--out", tmp_path / "out")[0] == 0
+    linked = tmp_path / "linked"
+    linked.symlink_to(tmp_path / "out" / "local-seed0")
+    _, printed, _ = command("show", tmp_path / "out", linked, tmp_path / "out" / "local-seed1", "--format", "csv")
+    assert [row["seeds"] for row in csv.DictReader(io.StringIO(printed))] == ["2"]
+
+
 def test_curves_are_means_over_seeds():
     runs = []
     for x in (0.2, 0.6):
