@@ -319,6 +319,27 @@ def test_frozen_parameters_and_buffers_ship_too(ragged, tmp_path):
     assert close(fedslr.load_exported(made.path, Scaled(2.0))(x), result.personal_model(0)(x))
 
 
+class Tempered(nn.Module):
+    """A model with a parameter that is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x) / self.temperature
+        return out
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_single_number_ships_too(format, ragged, tmp_path):
+    result = fedslr.run(fedslr.FedSLR(), ragged, model=Tempered(), **OPTIONS)
+    made = fedslr.export(result, tmp_path / f"model{SUFFIXES[format]}", client=0, format=format)
+    x = torch.randn(4, 6)
+    assert close(answers(made, Tempered())(x), result.personal_model(0)(x))
+
+
 def test_a_shared_weight_stays_dense(ragged):
     class Tied(nn.Module):
         def __init__(self) -> None:

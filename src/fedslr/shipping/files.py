@@ -38,7 +38,7 @@ def encode(about: Mapping[str, Any], layers: Mapping[str, Layer], others: Mappin
     """The file of a model, from its layers and what else its state dict has; and how many numbers are in it."""
     packed = wire.pack({**pieces(layers, about["forms"]), "others": dict(others)})
     names = _names(packed.arrays["header"])
-    arrays = {names[key]: np.ascontiguousarray(array) for key, array in packed.arrays.items()}
+    arrays = {names[key]: np.asarray(array, order="C") for key, array in packed.arrays.items()}
     text = json.dumps({"format": FORMAT, **about}, separators=(",", ":"))
     return safetensors.numpy.save(arrays, {"fedslr": text}), packed.numbers
 
