@@ -456,16 +456,22 @@ def test_a_file_is_plain_safetensors_with_the_models_names(trained, tmp_path):
 
 
 def damaged(data: bytes, **changes: Any) -> bytes:
-    """The file with another description."""
+    """The file with another description; what is None is taken out of it."""
     length = int.from_bytes(data[:8], "little")
     head = json.loads(data[8 : 8 + length])
     about = {**json.loads(head["__metadata__"]["fedslr"]), **changes}
-    head["__metadata__"]["fedslr"] = json.dumps(about)
+    head["__metadata__"]["fedslr"] = json.dumps({k: v for k, v in about.items() if v is not None})
     text = json.dumps(head).encode()
     return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
 
+def flipped(data: bytes) -> bytes:
+    """The file with one bit of its last number changed."""
+    return data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
+
+
 DAMAGES: dict[str, tuple[Any, str]] = {
+    "a flipped bit": (flipped, "its numbers are not those that were exported: their SHA-256 does not match"),
     "cut off": (lambda data: data[:-50], "it is no model that fedslr exported"),
     "empty": (lambda data: b"", "it is no model that fedslr exported"),
     "something else": (
@@ -511,6 +517,12 @@ def test_a_damaged_file_is_refused_in_one_line(damage, whole, tmp_path):
         fedslr.load_exported(path)
     assert "\n" not in str(raised.value)
     assert str(raised.value).startswith(str(path))
+
+
+def test_a_file_of_before_there_were_digests_is_loaded(whole):
+    older = damaged(whole, sha256=None)
+    x = torch.randn(3, 1, 8, 8)
+    assert torch.equal(files.built(older)(x), files.built(whole)(x))
 
 
 def test_a_model_of_ones_own_has_to_be_given(ragged, tmp_path):
