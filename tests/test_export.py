@@ -340,6 +340,44 @@ def test_a_single_number_ships_too(format, ragged, tmp_path):
     assert close(answers(made, Tempered())(x), result.personal_model(0)(x))
 
 
+class Recurrent(nn.Module):
+    """A model that gives its recurrent layer an initial state, which exporters make one of a fixed size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(3, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen, _ = self.recurrent(x.reshape(len(x), 2, 3), torch.zeros(1, len(x), 4))
+        out: Tensor = self.head(seen[:, -1])
+        return out
+
+
+@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=needs_onnx)])
+@pytest.mark.parametrize("batch", [1, 2, 20])
+def test_a_program_that_takes_one_size_of_batch_is_refused(format, batch, ragged, tmp_path, capfd):
+    result = fedslr.run(fedslr.FedAvg(), ragged, model=Recurrent(), engine="eager", rounds=1)
+    with pytest.raises(
+        fedslr.FedslrError, match="it would take batches of one size only; expected --format safe"
+    ) as said:
+        fedslr.export(result, tmp_path / f"model{SUFFIXES[format]}", client=0, format=format, batch=batch)
+    assert "\n" not in str(said.value)
+    assert capfd.readouterr().err == ""
+    assert not list(tmp_path.iterdir())
+    made = fedslr.export(result, tmp_path / "model.safetensors", client=0, batch=batch)
+    x = torch.randn(5, 6)
+    assert close(answers(made, Recurrent())(x), result.personal_model(0)(x))
+
+
+@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=needs_onnx)])
+def test_a_program_made_with_one_sample_takes_more(format, ragged, tmp_path):
+    result = fedslr.run(fedslr.FedAvg(), ragged, model=mlp(), **OPTIONS)
+    made = fedslr.export(result, tmp_path / f"model{SUFFIXES[format]}", format=format, batch=1)
+    x = torch.randn(5, 6)
+    assert close(answers(made, None)(x), result.global_model()(x))
+
+
 def test_a_shared_weight_stays_dense(ragged):
     class Tied(nn.Module):
         def __init__(self) -> None:
