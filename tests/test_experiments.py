@@ -166,6 +166,18 @@ def test_ctrl_c_while_workers_start(moment, recipe, tmp_path):
     assert b"Traceback" not in err
 
 
+def test_a_sigterm_to_the_whole_group_is_a_clean_stop(recipe, tmp_path):
+    """As launchers and `timeout` send it: to the workers too."""
+    out = tmp_path / "out"
+    process = launch(recipe, out)
+    wait_until_training(out, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert b"worker was killed" not in err
+    assert b"go on with the same command and --resume" in err.splitlines()[-1]
+
+
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
 def test_a_second_ctrl_c_ends_all_workers_at_once(recipe, tmp_path):
     out = tmp_path / "out"

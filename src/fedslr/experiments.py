@@ -28,6 +28,7 @@ from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Recipe
 from fedslr.data import prepare
 from fedslr.errors import FedslrError, Interrupted, suggest
+from fedslr.interrupts import ASKS
 from fedslr.machine import cores
 from fedslr.record import Record
 from fedslr.schema import seed_range
@@ -181,7 +182,8 @@ def _start_worker(messages: Any, stop: Any, threads: int, parent: int) -> None:
     """A worker shares the cores, tells its progress through a queue, and does not outlive its parent."""
     global _messages, _stop
     _messages, _stop = messages, stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in ASKS:
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
 
@@ -207,25 +209,33 @@ def _execute_in_parallel(
     messages, stop = context.Queue(), context.Event()
     threads = max(1, cores() // workers)
     pool = ProcessPoolExecutor(workers, context, _start_worker, (messages, stop, threads, os.getpid()))
-    # Ctrl-C reaches the whole process group; workers inherit that it is the parent's to answer.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and a launcher's SIGTERM reach the whole process group; workers inherit that the parent answers them.
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ASKS}
     try:
         futures = [pool.submit(_work, job) for job in jobs]
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     try:
         while not all(f.done() for f in futures):
             if should_stop():
                 stop.set()
             _drain(messages, on_progress, 0.1)
         _drain(messages, on_progress, 0.1)
+        if any(isinstance(f.exception(), BrokenProcessPool) for f in futures):
+            # A pool that lost a worker ends the others with SIGTERM, which they leave to us, and waits for them.
+            _kill_workers()
     except BaseException:
-        for process in multiprocessing.active_children():
-            process.kill()
+        _kill_workers()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     return [_outcome(job, future) for job, future in zip(jobs, futures, strict=True)]
+
+
+def _kill_workers() -> None:
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def _drain(messages: Any, on_progress: Callable[[Progress], None], seconds: float) -> None:
