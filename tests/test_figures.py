@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +52,22 @@ def test_a_comparison_has_its_figures(command, tmp_path):
         assert (made / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
         assert (made / f"{kind}.pdf").read_bytes().startswith(b"%PDF")
         assert "<svg" in (made / f"{kind}.svg").read_text()
+
+
+def test_a_figure_is_replaced_as_a_whole_or_not_at_all(command, tmp_path, monkeypatch):
+    run, made = write_run(tmp_path / "run"), tmp_path / "made"
+    call = ["figures", run, "--only", "accuracy", "--format", "png", "--out", made]
+    assert command(*call)[0] == 0
+    before = contents(made)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = command(*call)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert f"cannot write {made / 'accuracy.png'}: No space left on device" in err
+    assert contents(made) == before
 
 
 def test_a_run_has_its_representation(command, trained, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from fedslr.errors import FedslrError, suggest
 from fedslr.report import figures as drawing
 from fedslr.report import page, tables, watching
+from fedslr.store import disk_errors, write_durably
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,13 +89,17 @@ def _choices(option: str, given: str, known: list[str] | tuple[str, ...]) -> lis
 
 
 def save(figure: Figure, path: Path, option: str = "--plot", quiet: bool = False) -> None:
-    """Write a figure to a file whose name says its kind."""
-    if path.suffix.lower().removeprefix(".") not in FORMATS:
+    """Write a figure to a file whose name says its kind; one that is there is replaced as a whole or not at all."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
         raise FedslrError(f"{option}: got '{path}', expected a file that ends in .png, .pdf or .svg")
+    made = io.BytesIO()
     try:
+        figure.savefig(made, format=kind, dpi=150)
+    except ValueError as error:
+        raise FedslrError(f"{option}: cannot draw {path}: {error}") from None
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise FedslrError(f"{option}: cannot write {path}: {error}") from None
+    write_durably(path, made.getbuffer())
     if not quiet:
         typer.echo(f"drawn to {path}")
