@@ -715,6 +715,14 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "no run": (lambda f, p: ["export", p, "--global"], "no run in it (config.toml is missing)"),
     "no checkpoint": (lambda f, p: ["export", no_checkpoint(f, p), "--global"], "no checkpoint in it"),
+    "a folder that cannot be": (
+        lambda f, p: ["export", f, "--global", "--out", f / "config.toml" / "x.safetensors"],
+        "config.toml/x.safetensors: File exists",
+    ),
+    "latency to nowhere": (
+        lambda f, p: ["latency", f, "--out", p / "none" / "latency.json"],
+        "none: no such folder; make it, or choose another",
+    ),
     "latency of nothing": (lambda f, p: ["latency", p / "none"], "none: no such folder"),
     "latency of an unknown client": (lambda f, p: ["latency", f, "--client", "9"], "client: got 9"),
 }
@@ -727,6 +735,7 @@ def test_mistakes_are_one_line(case, command, folder, tmp_path):
     assert code == 2, err
     assert len(err.splitlines()) == 1, err
     assert says in err
+    assert "resume" not in err
 
 
 def test_damaged_metrics_are_one_line(command, folder, tmp_path):
@@ -739,6 +748,24 @@ def test_damaged_metrics_are_one_line(command, folder, tmp_path):
         assert code == 2, err
         assert err.startswith(f"error: {metrics}: line ")
         assert len(err.splitlines()) == 1
+
+
+def test_what_an_old_checkpoint_is_taken_for_is_a_plain_warning(command, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "manifest-000002.json").write_text("{}")
+    for call in (["export", "--global"], ["latency", "--repeat", "1"]):
+        code, _, err = command(call[0], tmp_path / "run", *call[1:])
+        assert code == 0, err
+        assert err.startswith("warning: the checkpoint of round 2 is damaged")
+        assert "UserWarning" not in err
+
+
+def test_a_folder_of_other_data_is_one_line(command, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "run")
+    recipe = tmp_path / "run" / "config.toml"
+    recipe.write_text(recipe.read_text().replace("samples_per_client = 20", "samples_per_client = 19"))
+    code, _, err = command("export", tmp_path / "run", "--global")
+    assert (code, err) == (2, "error: the data are not the ones this run began with; expected the same\n")
 
 
 def test_a_missing_package_is_named(command, folder, tmp_path, monkeypatch):

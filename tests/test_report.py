@@ -453,9 +453,11 @@ def test_mistakes_are_answered_with_a_line(command, tmp_path):
         ([tmp_path / "empty"], "empty: no run in it (config.toml is missing)"),
         ([broken], "config.toml: cannot be read"),
         ([run, "--out", tmp_path / "empty"], "is a folder, expected a file such as"),
-        ([run, "--out", tmp_path / "nowhere" / "x.html"], "cannot write"),
+        ([run, "--out", tmp_path / "nowhere" / "x.html"], "nowhere: no such folder; make it, or choose another"),
+        ([run, "--out", tmp_path / ("x" * 300)], "File name too long"),
     ]:
         code, _, err = command("report", *arguments)
         assert code == 2
         assert words in err
+        assert "make room" not in err
         assert len(err.splitlines()) == 1

@@ -15,7 +15,7 @@ from typing import IO, Any, get_args, get_origin, get_type_hints
 
 from fedslr.errors import CheckpointError, FedslrError
 from fedslr.metrics import Evaluation, PerClient, Sizes, average
-from fedslr.store import write_durably
+from fedslr.store import disk_errors, write_durably
 from fedslr.wire import Size
 
 try:
@@ -139,7 +139,7 @@ class RunFolder:
 
     def append(self, record: Record) -> None:
         line = record.line().encode() + b"\n"
-        with self._disk_errors():
+        with disk_errors(self.path / "metrics.jsonl"):
             self._metrics.write(line)
             self._metrics.flush()
         self._digest.update(line)
@@ -150,7 +150,7 @@ class RunFolder:
 
     def sync(self) -> dict[str, Any]:
         """Flush the metrics to the disk; how long they are and their SHA-256, for a checkpoint to remember."""
-        with self._disk_errors():
+        with disk_errors(self.path / "metrics.jsonl"):
             os.fsync(self._metrics.fileno())
         return {"bytes": self._length, "sha256": self._digest.hexdigest()}
 
@@ -162,14 +162,6 @@ class RunFolder:
         if remembered is not None and self._digest.hexdigest() != remembered["sha256"]:
             raise CheckpointError(f"resume: {path} was changed since its checkpoint; restore it or start a new run")
         self._metrics.truncate(self._length)
-
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            path = self.path / "metrics.jsonl"
-            raise CheckpointError(f"cannot write {path}: {error.strerror}; free the disk, then resume") from error
 
 
 class SharedFolder(RunFolder):

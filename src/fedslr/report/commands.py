@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedslr.arguments import require_file
 from fedslr.errors import FedslrError, suggest
 from fedslr.report import figures as drawing
 from fedslr.report import page, tables, watching
@@ -28,8 +29,8 @@ def report(
 ) -> None:
     """Write report.html: one file that shows a run, a comparison or a sweep, finished or not."""
     path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    if path.is_dir():
-        raise FedslrError(f"--out: {path} is a folder, expected a file such as {path / 'report.html'}")
+    if out is not None:
+        require_file("--out", out, "report.html")
     page.write_report(folders, path)
     typer.echo(f"written to {path}")
 
