@@ -314,7 +314,7 @@ def _check_folder(path: Path, resume: bool, config: str, fixed: Collection[str])
         raise FedslrError(f"resume: {kept} is missing, so nobody can tell which run this is; restore it")
     if resume and kept.exists():
         try:
-            changed = difference(kept.read_text(), config, fixed)
+            changed = difference(kept.read_text("utf-8"), config, fixed)
         except (OSError, ValueError) as error:
             raise FedslrError(f"resume: {kept} is damaged: {error}") from error
         if changed:

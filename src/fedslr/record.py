@@ -78,7 +78,7 @@ def lock(folder: Path, shared: bool = False, wait: bool = False) -> IO[str]:
     """Take a folder for this process, or for several; the lock goes with the file that is returned."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / ".lock").open("a")
+        handle = (folder / ".lock").open("a", encoding="utf-8")
     except OSError as error:
         raise FedslrError(f"out: cannot write to {folder}: {error.strerror}; choose another folder") from error
     if fcntl is not None:

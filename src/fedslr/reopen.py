@@ -85,7 +85,7 @@ def _recipe(folder: Path, federation: Federation | None, model: nn.Module | None
     """What the folder's run was asked to do, less what is given."""
     kept = folder / "config.toml"
     try:
-        table: dict[str, Any] = tomllib.loads(kept.read_text())
+        table: dict[str, Any] = tomllib.loads(kept.read_text("utf-8"))
     except FileNotFoundError:
         raise FedslrError(f"{folder}: no run in it (config.toml is missing)") from None
     except (OSError, ValueError) as error:

@@ -172,7 +172,7 @@ def label_counts(runs: Iterable[Run]) -> np.ndarray | None:
     """Training samples by client and label, of the first run that tells them."""
     for run in runs:
         try:
-            counts = np.array(json.loads((run.folder / "labels.json").read_text())["counts"])
+            counts = np.array(json.loads((run.folder / "labels.json").read_text("utf-8"))["counts"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if counts.ndim == 2 and counts.size and np.issubdtype(counts.dtype, np.integer) and counts.min() >= 0:

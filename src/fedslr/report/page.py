@@ -194,7 +194,7 @@ def _width(run: Run) -> int:
 
 
 def _part(name: str) -> str:
-    return files("fedslr.report").joinpath(name).read_text()
+    return files("fedslr.report").joinpath(name).read_text("utf-8")
 
 
 def write_report(folders: Sequence[Path], out: Path) -> None:

@@ -94,7 +94,7 @@ def find_runs(folders: Sequence[Path], unfinished: bool = False) -> list[Run]:
 def run_in(home: Path) -> Run:
     """A run from its folder, whether it is finished or not."""
     try:
-        recipe = (home / "config.toml").read_text()
+        recipe = (home / "config.toml").read_text("utf-8")
         config = flatten(tomllib.loads(recipe))
     except (OSError, ValueError) as error:
         raise FedslrError(f"{home / 'config.toml'}: cannot be read: {error}") from None
