@@ -93,9 +93,11 @@ def test_compare_and_its_tables(jobs, recipe, tmp_path, command):
     code, _, err = command("compare", recipe, "--out", out)
     assert code == 2
     assert "already holds runs (fedslr-seed0); go on with --resume" in err
-    before = (out / "table.csv").read_text()
+    before, runs = (out / "table.csv").read_text(), {p: p.stat().st_mtime_ns for p in out.glob("*/**/*") if p.is_file()}
     assert command("compare", recipe, "--out", out, "--resume", "--jobs", 1)[0] == 0
     assert (out / "table.csv").read_text() == before
+    # Nothing of a finished run is written again: the disk may be full.
+    assert {p: p.stat().st_mtime_ns for p in out.glob("*/**/*") if p.is_file()} == runs
 
 
 THREE_RUNS = ["--methods", "fedavg,local,feddyn", "--seeds", "0", "--jobs", "2"]

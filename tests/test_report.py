@@ -182,6 +182,16 @@ def test_an_interrupted_run_has_a_report(tmp_path):
     assert "not finished" not in (tmp_path / "report.html").read_text()
 
 
+def test_a_run_that_was_killed_before_its_summary_gets_a_new_report(tmp_path):
+    options: dict[str, Any] = {"rounds": 2, "out": tmp_path}
+    fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), **options)
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "report.html").write_text("not finished")
+    fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), resume=True, **options)
+    assert (tmp_path / "summary.json").exists()
+    assert "not finished" not in (tmp_path / "report.html").read_text()
+
+
 def test_nothing_evaluated_yet(tmp_path):
     text = shown(write_run(tmp_path / "young", rounds=1, planned=9))
     checked(text)

@@ -145,6 +145,9 @@ class RunFolder:
         self._digest.update(line)
         self._length += len(line)
 
+    def has_summary(self) -> bool:
+        return (self.path / "summary.json").exists()
+
     def has_lines(self) -> bool:
         return (self.path / "metrics.jsonl").stat().st_size > 0
 
@@ -158,10 +161,12 @@ class RunFolder:
         """Drop the lines of rounds that a checkpoint does not know; all of them where there is no checkpoint."""
         self._length = 0 if remembered is None else remembered["bytes"]
         path = self.path / "metrics.jsonl"
-        self._digest = hashlib.sha256(path.read_bytes()[: self._length])
+        data = path.read_bytes()
+        self._digest = hashlib.sha256(data[: self._length])
         if remembered is not None and self._digest.hexdigest() != remembered["sha256"]:
             raise CheckpointError(f"resume: {path} was changed since its checkpoint; restore it or start a new run")
-        self._metrics.truncate(self._length)
+        if len(data) > self._length:
+            self._metrics.truncate(self._length)
 
 
 class SharedFolder(RunFolder):
