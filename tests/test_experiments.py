@@ -63,6 +63,20 @@ def test_a_sweep_is_every_combination(recipe, tmp_path):
     assert epochs.recipe.settings.epochs == 3
 
 
+def test_long_values_have_folders_of_their_own(recipe, tmp_path):
+    request = config.read(recipe)
+    for letter in ("x", "é"):
+        values = [letter * 300, letter * 299 + "y", letter * 299 + "z"]
+        jobs = experiments.sweep(request, {"data.root": values}, [0, 2**63 - 1], tmp_path)
+        for job in jobs:
+            job.folder.mkdir()
+        assert [j.folder for j in jobs] == [
+            j.folder for j in experiments.sweep(request, {"data.root": values}, [0, 2**63 - 1], tmp_path)
+        ]
+    short = experiments.sweep(request, {"data.root": ["a/b"]}, [3], tmp_path)
+    assert short[0].folder.name == "root=a%2Fb-seed3"
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_compare_and_its_tables(jobs, recipe, tmp_path, command):
     out = tmp_path / "out"

@@ -6,6 +6,7 @@ Every run has a folder of its own, as if `fedslr run` had made it; runs of one s
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import multiprocessing
 import os
@@ -32,6 +33,9 @@ from fedslr.interrupts import ASKS
 from fedslr.machine import cores
 from fedslr.record import Record
 from fedslr.schema import seed_range
+
+LONGEST = 200
+"""Characters of a folder's name that say what a run is; file systems take 255, with the seed and all."""
 
 
 class Job(NamedTuple):
@@ -92,9 +96,17 @@ def sweep(recipe: Recipe, over: Mapping[str, Sequence[Any]], seeds: Sequence[int
         changed = replace(config.parse(table), fixed_split=recipe.fixed_split)
         words = "-".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(over, values, strict=True))
         for seed in checked_seeds(seeds):
-            name = f"{words}-seed{seed}"
-            jobs.append(Job(name, with_seed(changed, seed), out / quote(name, safe="=,+ ")))
+            home = out / f"{_as_name(words)}-seed{seed}"
+            jobs.append(Job(f"{words}-seed{seed}", with_seed(changed, seed), home))
     return jobs
+
+
+def _as_name(words: str) -> str:
+    """Words as part of a folder's name: long ones are cut, and told apart from others by a digest of all of them."""
+    name = quote(words, safe="=,+ ")
+    if len(name) <= LONGEST:
+        return name
+    return f"{name[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def checked_seeds(seeds: Sequence[int]) -> Sequence[int]:
