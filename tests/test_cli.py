@@ -150,6 +150,31 @@ def test_a_terminal_without_greek_gets_question_marks():
     assert done.returncode == 0, done.stderr
 
 
+CALLS = """
+import sys
+from fedslr import cli
+for call in sys.argv[1:]:
+    sys.argv = ["fedslr", *call.split("|")]
+    try:
+        cli.main()
+    except SystemExit as stop:
+        if stop.code:
+            raise
+"""
+
+
+def test_text_is_utf8_whatever_the_locale(recipe, tmp_path):
+    recipe.write_text(TINY.replace("clients = 4,", 'root = "données", clients = 4,'), "utf-8")
+    out = tmp_path / "out"
+    calls = [f"run|{recipe}|--out|{out}", f"run|{recipe}|--out|{out}|--resume", f"show|{out}", f"report|{out}"]
+    calls += [f"export|{out}|--global", f"figures|{out}|--only|accuracy|--out|{tmp_path}"]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", CALLS, *calls], capture_output=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "données" in (out / "config.toml").read_text("utf-8")
+    assert "données" in (out / "report.html").read_text("utf-8")
+
+
 def test_a_damaged_summary_is_one_line(command, recipe, tmp_path):
     command("run", recipe, "--out", tmp_path / "out")
     (tmp_path / "out" / "summary.json").write_text("{}")

@@ -63,6 +63,20 @@ def test_a_sweep_is_every_combination(recipe, tmp_path):
     assert epochs.recipe.settings.epochs == 3
 
 
+def test_long_values_have_folders_of_their_own(recipe, tmp_path):
+    request = config.read(recipe)
+    for letter in ("x", "é"):
+        values = [letter * 300, letter * 299 + "y", letter * 299 + "z"]
+        jobs = experiments.sweep(request, {"data.root": values}, [0, 2**63 - 1], tmp_path)
+        for job in jobs:
+            job.folder.mkdir()
+        assert [j.folder for j in jobs] == [
+            j.folder for j in experiments.sweep(request, {"data.root": values}, [0, 2**63 - 1], tmp_path)
+        ]
+    short = experiments.sweep(request, {"data.root": ["a/b"]}, [3], tmp_path)
+    assert short[0].folder.name == "root=a%2Fb-seed3"
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_compare_and_its_tables(jobs, recipe, tmp_path, command):
     out = tmp_path / "out"
@@ -93,9 +107,11 @@ def test_compare_and_its_tables(jobs, recipe, tmp_path, command):
     code, _, err = command("compare", recipe, "--out", out)
     assert code == 2
     assert "already holds runs (fedslr-seed0); go on with --resume" in err
-    before = (out / "table.csv").read_text()
+    before, runs = (out / "table.csv").read_text(), {p: p.stat().st_mtime_ns for p in out.glob("*/**/*") if p.is_file()}
     assert command("compare", recipe, "--out", out, "--resume", "--jobs", 1)[0] == 0
     assert (out / "table.csv").read_text() == before
+    # Nothing of a finished run is written again: the disk may be full.
+    assert {p: p.stat().st_mtime_ns for p in out.glob("*/**/*") if p.is_file()} == runs
 
 
 THREE_RUNS = ["--methods", "fedavg,local,feddyn", "--seeds", "0", "--jobs", "2"]
@@ -164,6 +180,18 @@ def test_ctrl_c_while_workers_start(moment, recipe, tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert b"Traceback" not in err
+
+
+def test_a_sigterm_to_the_whole_group_is_a_clean_stop(recipe, tmp_path):
+    """As launchers and `timeout` send it: to the workers too."""
+    out = tmp_path / "out"
+    process = launch(recipe, out)
+    wait_until_training(out, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert b"worker was killed" not in err
+    assert b"go on with the same command and --resume" in err.splitlines()[-1]
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
@@ -294,6 +322,39 @@ def test_runs_that_differ_are_never_merged():
     ]
     assert len(tables.group([run(lr=0.1234567), run(lr=0.12345678)])) == 2
     assert [g.labels for g in tables.group([run(lr=0.1), run(lr=0.2)])] == [{"lr": "0.1"}, {"lr": "0.2"}]
+
+
+def test_a_mean_has_no_seed_twice():
+    """Whatever it is that runs of one seed differ in, the table says it, even if it is where they are."""
+
+    def run(seed: int, folder: str = "x", **flat: Any) -> tables.Run:
+        config_ = {"algorithm.name": "local", "seed": seed, "data.seed": seed} | flat
+        return tables.Run(Path(folder), config_, {"algorithm": "local"}, [])
+
+    def rows(runs: list[tables.Run]) -> list[tuple[dict[str, str], int]]:
+        return [(g.labels, len(g.runs)) for g in tables.group(runs)]
+
+    for key in ("evaluate.every", "checkpoint.every"):
+        swept = [run(seed, **{key: value, "device": f"cuda:{seed}"}) for value in (1, 5) for seed in (0, 1)]
+        assert rows(swept) == [({"every": "1"}, 2), ({"every": "5"}, 2)]
+    assert rows([run(0, device="cpu"), run(1, device="auto")]) == [({"method": "local"}, 2)]
+    assert rows([run(0, device="cpu"), run(0, device="auto")]) == [({"device": "cpu"}, 1), ({"device": "auto"}, 1)]
+    assert rows([run(0, "a"), run(0, "b")]) == [
+        ({"method": "local", "folder": "a"}, 1),
+        ({"method": "local", "folder": "b"}, 1),
+    ]
+    assert rows([run(0), run(1), run(0, "again")]) == [
+        ({"method": "local", "folder": "–"}, 2),
+        ({"method": "local", "folder": "again"}, 1),
+    ]
+
+
+def test_a_run_given_twice_is_one_run(recipe, tmp_path, command):
+    assert command("compare", recipe, "--methods", "local", "--seeds", "0,1", "--out", tmp_path / "out")[0] == 0
+    linked = tmp_path / "linked"
+    linked.symlink_to(tmp_path / "out" / "local-seed0")
+    _, printed, _ = command("show", tmp_path / "out", linked, tmp_path / "out" / "local-seed1", "--format", "csv")
+    assert [row["seeds"] for row in csv.DictReader(io.StringIO(printed))] == ["2"]
 
 
 def test_curves_are_means_over_seeds():

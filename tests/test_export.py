@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,65 @@ def test_frozen_parameters_and_buffers_ship_too(ragged, tmp_path):
     assert close(fedslr.load_exported(made.path, Scaled(2.0))(x), result.personal_model(0)(x))
 
 
+class Tempered(nn.Module):
+    """A model with a parameter that is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x) / self.temperature
+        return out
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_single_number_ships_too(format, ragged, tmp_path):
+    result = fedslr.run(fedslr.FedSLR(), ragged, model=Tempered(), **OPTIONS)
+    made = fedslr.export(result, tmp_path / f"model{SUFFIXES[format]}", client=0, format=format)
+    x = torch.randn(4, 6)
+    assert close(answers(made, Tempered())(x), result.personal_model(0)(x))
+
+
+class Recurrent(nn.Module):
+    """A model that gives its recurrent layer an initial state, which exporters make one of a fixed size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(3, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen, _ = self.recurrent(x.reshape(len(x), 2, 3), torch.zeros(1, len(x), 4))
+        out: Tensor = self.head(seen[:, -1])
+        return out
+
+
+@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=needs_onnx)])
+@pytest.mark.parametrize("batch", [1, 2, 20])
+def test_a_program_that_takes_one_size_of_batch_is_refused(format, batch, ragged, tmp_path, capfd):
+    result = fedslr.run(fedslr.FedAvg(), ragged, model=Recurrent(), engine="eager", rounds=1)
+    with pytest.raises(
+        fedslr.FedslrError, match="it would take batches of one size only; expected --format safe"
+    ) as said:
+        fedslr.export(result, tmp_path / f"model{SUFFIXES[format]}", client=0, format=format, batch=batch)
+    assert "\n" not in str(said.value)
+    assert capfd.readouterr().err == ""
+    assert not list(tmp_path.iterdir())
+    made = fedslr.export(result, tmp_path / "model.safetensors", client=0, batch=batch)
+    x = torch.randn(5, 6)
+    assert close(answers(made, Recurrent())(x), result.personal_model(0)(x))
+
+
+@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=needs_onnx)])
+def test_a_program_made_with_one_sample_takes_more(format, ragged, tmp_path):
+    result = fedslr.run(fedslr.FedAvg(), ragged, model=mlp(), **OPTIONS)
+    made = fedslr.export(result, tmp_path / f"model{SUFFIXES[format]}", format=format, batch=1)
+    x = torch.randn(5, 6)
+    assert close(answers(made, None)(x), result.global_model()(x))
+
+
 def test_a_shared_weight_stays_dense(ragged):
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -434,16 +494,22 @@ def test_a_file_is_plain_safetensors_with_the_models_names(trained, tmp_path):
 
 
 def damaged(data: bytes, **changes: Any) -> bytes:
-    """The file with another description."""
+    """The file with another description; what is None is taken out of it."""
     length = int.from_bytes(data[:8], "little")
     head = json.loads(data[8 : 8 + length])
     about = {**json.loads(head["__metadata__"]["fedslr"]), **changes}
-    head["__metadata__"]["fedslr"] = json.dumps(about)
+    head["__metadata__"]["fedslr"] = json.dumps({k: v for k, v in about.items() if v is not None})
     text = json.dumps(head).encode()
     return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
 
+def flipped(data: bytes) -> bytes:
+    """The file with one bit of its last number changed."""
+    return data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
+
+
 DAMAGES: dict[str, tuple[Any, str]] = {
+    "a flipped bit": (flipped, "its numbers are not those that were exported: their SHA-256 does not match"),
     "cut off": (lambda data: data[:-50], "it is no model that fedslr exported"),
     "empty": (lambda data: b"", "it is no model that fedslr exported"),
     "something else": (
@@ -489,6 +555,12 @@ def test_a_damaged_file_is_refused_in_one_line(damage, whole, tmp_path):
         fedslr.load_exported(path)
     assert "\n" not in str(raised.value)
     assert str(raised.value).startswith(str(path))
+
+
+def test_a_file_of_before_there_were_digests_is_loaded(whole):
+    older = damaged(whole, sha256=None)
+    x = torch.randn(3, 1, 8, 8)
+    assert torch.equal(files.built(older)(x), files.built(whole)(x))
 
 
 def test_a_model_of_ones_own_has_to_be_given(ragged, tmp_path):
@@ -681,6 +753,14 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "no run": (lambda f, p: ["export", p, "--global"], "no run in it (config.toml is missing)"),
     "no checkpoint": (lambda f, p: ["export", no_checkpoint(f, p), "--global"], "no checkpoint in it"),
+    "a folder that cannot be": (
+        lambda f, p: ["export", f, "--global", "--out", f / "config.toml" / "x.safetensors"],
+        "config.toml/x.safetensors: File exists",
+    ),
+    "latency to nowhere": (
+        lambda f, p: ["latency", f, "--out", p / "none" / "latency.json"],
+        "none: no such folder; make it, or choose another",
+    ),
     "latency of nothing": (lambda f, p: ["latency", p / "none"], "none: no such folder"),
     "latency of an unknown client": (lambda f, p: ["latency", f, "--client", "9"], "client: got 9"),
 }
@@ -693,6 +773,37 @@ def test_mistakes_are_one_line(case, command, folder, tmp_path):
     assert code == 2, err
     assert len(err.splitlines()) == 1, err
     assert says in err
+    assert "resume" not in err
+
+
+def test_damaged_metrics_are_one_line(command, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    first, second = metrics.read_bytes().splitlines(keepends=True)
+    for damage in (b"", first, b"\xff" + first + second, first + b'{"round": "x", "clients": 3}\n'):
+        metrics.write_bytes(damage)
+        code, _, err = command("export", tmp_path / "run", "--global")
+        assert code == 2, err
+        assert err.startswith(f"error: {metrics}: line ")
+        assert len(err.splitlines()) == 1
+
+
+def test_what_an_old_checkpoint_is_taken_for_is_a_plain_warning(command, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "manifest-000002.json").write_text("{}")
+    for call in (["export", "--global"], ["latency", "--repeat", "1"]):
+        code, _, err = command(call[0], tmp_path / "run", *call[1:])
+        assert code == 0, err
+        assert err.startswith("warning: the checkpoint of round 2 is damaged")
+        assert "UserWarning" not in err
+
+
+def test_a_folder_of_other_data_is_one_line(command, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "run")
+    recipe = tmp_path / "run" / "config.toml"
+    recipe.write_text(recipe.read_text().replace("samples_per_client = 20", "samples_per_client = 19"))
+    code, _, err = command("export", tmp_path / "run", "--global")
+    assert (code, err) == (2, "error: the data are not the ones this run began with; expected the same\n")
 
 
 def test_a_missing_package_is_named(command, folder, tmp_path, monkeypatch):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +55,22 @@ def test_a_comparison_has_its_figures(command, tmp_path):
         assert "<svg" in (made / f"{kind}.svg").read_text()
 
 
+def test_a_figure_is_replaced_as_a_whole_or_not_at_all(command, tmp_path, monkeypatch):
+    run, made = write_run(tmp_path / "run"), tmp_path / "made"
+    call = ["figures", run, "--only", "accuracy", "--format", "png", "--out", made]
+    assert command(*call)[0] == 0
+    before = contents(made)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = command(*call)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert f"cannot write {made / 'accuracy.png'}: No space left on device" in err
+    assert contents(made) == before
+
+
 def test_a_run_has_its_representation(command, trained, tmp_path):
     code, printed, _ = command("figures", trained[0], "--out", tmp_path, "--only", "tsne", "--format", "svg")
     assert (code, printed) == (0, f"drawn to {tmp_path / 'tsne.svg'}\n")
@@ -80,6 +99,17 @@ def test_curves_are_those_of_the_records(tmp_path):
     assert personal.get_ydata() == pytest.approx([100 * r["accuracy_personal"] for r in records])
     assert shared.get_ydata() == pytest.approx([100 * r["accuracy_global"] for r in records])
     assert personal.get_xdata() == pytest.approx([2, 4, 6])
+
+
+def test_long_names_leave_room_for_the_axes(command, tmp_path):
+    for value in ("x" * 300, "y" * 300):
+        write_run(tmp_path / "runs" / value[0], note=value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert command("figures", tmp_path / "runs", "--only", "accuracy", "--out", tmp_path)[0] == 0
+    shown = figures.accuracy(tables.find_runs([tmp_path / "runs"])).axes[0].get_legend().get_texts()
+    assert all(len(text.get_text()) <= 50 for text in shown)
+    assert {text.get_text().rpartition(", ")[2] for text in shown} == {"personal", "global"}
 
 
 def test_colours_are_the_same_in_every_figure(tmp_path):

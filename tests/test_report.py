@@ -182,6 +182,16 @@ def test_an_interrupted_run_has_a_report(tmp_path):
     assert "not finished" not in (tmp_path / "report.html").read_text()
 
 
+def test_a_run_that_was_killed_before_its_summary_gets_a_new_report(tmp_path):
+    options: dict[str, Any] = {"rounds": 2, "out": tmp_path}
+    fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), **options)
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "report.html").write_text("not finished")
+    fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), resume=True, **options)
+    assert (tmp_path / "summary.json").exists()
+    assert "not finished" not in (tmp_path / "report.html").read_text()
+
+
 def test_nothing_evaluated_yet(tmp_path):
     text = shown(write_run(tmp_path / "young", rounds=1, planned=9))
     checked(text)
@@ -204,6 +214,47 @@ def test_what_is_no_number_is_left_out(tmp_path):
     broken = json.loads(lines[1]) | {"accuracy_personal": float("nan"), "seconds": float("inf")}
     (folder / "metrics.jsonl").write_text("\n".join([lines[0], json.dumps(broken), *lines[2:]]))
     checked(shown(folder))
+
+
+DAMAGES: dict[str, tuple[Any, str]] = {
+    "a line in the middle": (lambda lines: [lines[0], b'{"round": 2, "cli\n', *lines[2:]], "line 2 is damaged"),
+    "a line is gone": (lambda lines: [lines[0], *lines[2:]], "line 2 is of round 3, expected round 2"),
+    "the last line is gone": (lambda lines: lines[:-1], "line 4 is missing, the run has 4 rounds"),
+    "the last line was cut short": (lambda lines: [*lines[:-1], lines[-1][:30]], "line 4 is damaged"),
+    "nothing is left": (lambda lines: [], "line 1 is missing, the run has 4 rounds"),
+    "no text": (lambda lines: [*lines[:2], b"\xff\xfe" + lines[2], lines[3]], "line 3 is damaged"),
+    "a key is gone": (
+        lambda lines: [lines[0], lines[1].replace(b"bytes_up", b"bites_up"), *lines[2:]],
+        "no 'bytes_up'",
+    ),
+    "no number": (lambda lines: [lines[0], lines[1].replace(b'"lr": 0.1', b'"lr": "x"'), *lines[2:]], "no 'lr'"),
+    "no record": (lambda lines: [b"[1]\n", *lines[1:]], "line 1 is damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_metrics_are_told_in_one_line(damage, command, tmp_path):
+    """Tables and figures of what is left would be those of no run."""
+    metrics = write_run(tmp_path / "run") / "metrics.jsonl"
+    change, says = DAMAGES[damage]
+    metrics.write_bytes(b"".join(change(metrics.read_bytes().splitlines(keepends=True))))
+    for call in (["show"], ["report"], ["figures", "--out", tmp_path / "figures"], ["watch", "--port", "0"]):
+        code, _, err = command(call[0], tmp_path / "run", *call[1:])
+        assert code == 2, err
+        assert err.startswith(f"error: {metrics}: ")
+        assert says in err
+        assert len(err.splitlines()) == 1
+
+
+def test_only_the_last_line_of_an_unfinished_run_may_be_cut_short(tmp_path):
+    metrics = write_run(tmp_path / "run", planned=9) / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join([*lines, lines[0][:30]]))
+    assert "4 of 9 rounds" in shown(tmp_path / "run")
+    for number, damaged in ((3, [*lines[:2], b"{}\n", lines[3]]), (5, [*lines, b"{}\n"])):
+        metrics.write_bytes(b"".join(damaged))
+        with pytest.raises(fedslr.FedslrError, match=f"line {number} is damaged"):
+            shown(tmp_path / "run")
 
 
 def test_unfinished_seeds_do_not_count_beside_finished_ones(tmp_path):
@@ -412,9 +463,11 @@ def test_mistakes_are_answered_with_a_line(command, tmp_path):
         ([tmp_path / "empty"], "empty: no run in it (config.toml is missing)"),
         ([broken], "config.toml: cannot be read"),
         ([run, "--out", tmp_path / "empty"], "is a folder, expected a file such as"),
-        ([run, "--out", tmp_path / "nowhere" / "x.html"], "cannot write"),
+        ([run, "--out", tmp_path / "nowhere" / "x.html"], "nowhere: no such folder; make it, or choose another"),
+        ([run, "--out", tmp_path / ("x" * 300)], "File name too long"),
     ]:
         code, _, err = command("report", *arguments)
         assert code == 2
         assert words in err
+        assert "make room" not in err
         assert len(err.splitlines()) == 1

@@ -73,6 +73,17 @@ def test_a_folder_that_went_away_is_told(folder, server):
     assert "config.toml is missing" in text
 
 
+def test_damage_is_told_until_it_is_mended(folder, server):
+    metrics = folder / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    metrics.write_bytes(b"\xff" + whole)
+    status, text = get(server, "/")
+    assert (status, text.splitlines()) == (503, [text])
+    assert "line 1 is damaged" in text
+    metrics.write_bytes(whole)
+    assert get(server, "/")[0] == 200
+
+
 def test_a_taken_port_is_answered_with_a_line(command, folder):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -214,11 +214,11 @@ def run(
         else:
             simulation.begin()
         records = group.from_first(lambda: read_records(folder.path) if folder else [])
-        if folder is not None:
+        finished = folder is not None and simulation.done == checked.rounds and folder.has_summary()
+        if folder is not None and not finished:
             folder.write_config(text)
             folder.write_labels(label_counts(federation, COUNTED).tolist())
-            if simulation.done < checked.rounds:
-                folder.forget_results()
+            folder.forget_results()
         if group.first and simulation.done < checked.rounds:
             name = folder.path.name if folder else algorithm.name
             tracking.start(Tracked(name, text, folder.path if folder else None), records)
@@ -231,7 +231,7 @@ def run(
                 simulation.save()
                 raise Interrupted(f"stopped after round {simulation.done} of {checked.rounds}")
         result = Result(simulation, records)
-        if folder is not None:
+        if folder is not None and not finished:
             folder.write_summary(result.summary)
         tracking.finish(result.summary)
     return result
@@ -242,7 +242,8 @@ def _reporting(folder: Path, tell: Callable[[str], None]) -> Callable[..., None]
 
     def report(kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if has_rounds(folder):
+            # A run that is not yet finished forgets its report when it goes on.
+            if has_rounds(folder) and not (folder / "report.html").exists():
                 write_report([folder], folder / "report.html")
         except Exception as error:
             if kind is None:
@@ -314,7 +315,7 @@ def _check_folder(path: Path, resume: bool, config: str, fixed: Collection[str])
         raise FedslrError(f"resume: {kept} is missing, so nobody can tell which run this is; restore it")
     if resume and kept.exists():
         try:
-            changed = difference(kept.read_text(), config, fixed)
+            changed = difference(kept.read_text("utf-8"), config, fixed)
         except (OSError, ValueError) as error:
             raise FedslrError(f"resume: {kept} is damaged: {error}") from error
         if changed:

@@ -6,6 +6,7 @@ Every run has a folder of its own, as if `fedslr run` had made it; runs of one s
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import multiprocessing
 import os
@@ -28,9 +29,13 @@ from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Recipe
 from fedslr.data import prepare
 from fedslr.errors import FedslrError, Interrupted, suggest
+from fedslr.interrupts import ASKS
 from fedslr.machine import cores
 from fedslr.record import Record
 from fedslr.schema import seed_range
+
+LONGEST = 200
+"""Characters of a folder's name that say what a run is; file systems take 255, with the seed and all."""
 
 
 class Job(NamedTuple):
@@ -91,9 +96,17 @@ def sweep(recipe: Recipe, over: Mapping[str, Sequence[Any]], seeds: Sequence[int
         changed = replace(config.parse(table), fixed_split=recipe.fixed_split)
         words = "-".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(over, values, strict=True))
         for seed in checked_seeds(seeds):
-            name = f"{words}-seed{seed}"
-            jobs.append(Job(name, with_seed(changed, seed), out / quote(name, safe="=,+ ")))
+            home = out / f"{_as_name(words)}-seed{seed}"
+            jobs.append(Job(f"{words}-seed{seed}", with_seed(changed, seed), home))
     return jobs
+
+
+def _as_name(words: str) -> str:
+    """Words as part of a folder's name: long ones are cut, and told apart from others by a digest of all of them."""
+    name = quote(words, safe="=,+ ")
+    if len(name) <= LONGEST:
+        return name
+    return f"{name[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def checked_seeds(seeds: Sequence[int]) -> Sequence[int]:
@@ -181,7 +194,8 @@ def _start_worker(messages: Any, stop: Any, threads: int, parent: int) -> None:
     """A worker shares the cores, tells its progress through a queue, and does not outlive its parent."""
     global _messages, _stop
     _messages, _stop = messages, stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in ASKS:
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
 
@@ -207,25 +221,33 @@ def _execute_in_parallel(
     messages, stop = context.Queue(), context.Event()
     threads = max(1, cores() // workers)
     pool = ProcessPoolExecutor(workers, context, _start_worker, (messages, stop, threads, os.getpid()))
-    # Ctrl-C reaches the whole process group; workers inherit that it is the parent's to answer.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and a launcher's SIGTERM reach the whole process group; workers inherit that the parent answers them.
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ASKS}
     try:
         futures = [pool.submit(_work, job) for job in jobs]
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     try:
         while not all(f.done() for f in futures):
             if should_stop():
                 stop.set()
             _drain(messages, on_progress, 0.1)
         _drain(messages, on_progress, 0.1)
+        if any(isinstance(f.exception(), BrokenProcessPool) for f in futures):
+            # A pool that lost a worker ends the others with SIGTERM, which they leave to us, and waits for them.
+            _kill_workers()
     except BaseException:
-        for process in multiprocessing.active_children():
-            process.kill()
+        _kill_workers()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     return [_outcome(job, future) for job, future in zip(jobs, futures, strict=True)]
+
+
+def _kill_workers() -> None:
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def _drain(messages: Any, on_progress: Callable[[Progress], None], seconds: float) -> None:

@@ -9,6 +9,8 @@ from time import monotonic
 
 from fedslr.engine import distributed
 
+ASKS = (signal.SIGINT, signal.SIGTERM)
+"""The signals that ask."""
 ECHO = 0.1
 """Seconds in which a signal that comes again is the same one."""
 
@@ -39,7 +41,7 @@ def stop_on_signal(warn: Callable[[str], None]) -> Iterator[Stop]:
         elif monotonic() - stop.at > ECHO:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in ASKS}
     try:
         yield stop
     finally:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from types import UnionType
+from typing import IO, Any, get_args, get_origin, get_type_hints
 
 from fedslr.errors import CheckpointError, FedslrError
 from fedslr.metrics import Evaluation, PerClient, Sizes, average
-from fedslr.store import write_durably
+from fedslr.store import disk_errors, write_durably
 from fedslr.wire import Size
 
 try:
     import fcntl
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
+
+DAMAGED = "restore the file, or run it again in another folder"
 
 
 @dataclass
@@ -74,7 +78,7 @@ def lock(folder: Path, shared: bool = False, wait: bool = False) -> IO[str]:
     """Take a folder for this process, or for several; the lock goes with the file that is returned."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / ".lock").open("a")
+        handle = (folder / ".lock").open("a", encoding="utf-8")
     except OSError as error:
         raise FedslrError(f"out: cannot write to {folder}: {error.strerror}; choose another folder") from error
     if fcntl is not None:
@@ -135,18 +139,21 @@ class RunFolder:
 
     def append(self, record: Record) -> None:
         line = record.line().encode() + b"\n"
-        with self._disk_errors():
+        with disk_errors(self.path / "metrics.jsonl"):
             self._metrics.write(line)
             self._metrics.flush()
         self._digest.update(line)
         self._length += len(line)
+
+    def has_summary(self) -> bool:
+        return (self.path / "summary.json").exists()
 
     def has_lines(self) -> bool:
         return (self.path / "metrics.jsonl").stat().st_size > 0
 
     def sync(self) -> dict[str, Any]:
         """Flush the metrics to the disk; how long they are and their SHA-256, for a checkpoint to remember."""
-        with self._disk_errors():
+        with disk_errors(self.path / "metrics.jsonl"):
             os.fsync(self._metrics.fileno())
         return {"bytes": self._length, "sha256": self._digest.hexdigest()}
 
@@ -154,18 +161,12 @@ class RunFolder:
         """Drop the lines of rounds that a checkpoint does not know; all of them where there is no checkpoint."""
         self._length = 0 if remembered is None else remembered["bytes"]
         path = self.path / "metrics.jsonl"
-        self._digest = hashlib.sha256(path.read_bytes()[: self._length])
+        data = path.read_bytes()
+        self._digest = hashlib.sha256(data[: self._length])
         if remembered is not None and self._digest.hexdigest() != remembered["sha256"]:
             raise CheckpointError(f"resume: {path} was changed since its checkpoint; restore it or start a new run")
-        self._metrics.truncate(self._length)
-
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            path = self.path / "metrics.jsonl"
-            raise CheckpointError(f"cannot write {path}: {error.strerror}; free the disk, then resume") from error
+        if len(data) > self._length:
+            self._metrics.truncate(self._length)
 
 
 class SharedFolder(RunFolder):
@@ -200,13 +201,47 @@ class SharedFolder(RunFolder):
         pass
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; a last line that was cut off is left out."""
-    lines = (path / "metrics.jsonl").read_text().splitlines()
-    records = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            record = json.loads(line)
-            if isinstance(record, dict) and {"round", "clients"} <= record.keys():
-                records.append(record)
+def read_records(path: Path, rounds: int | None = None) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl: all `rounds` of a finished run; of any other, less a last one that was cut short.
+
+    Nothing else is left out in silence: figures of the lines that are left would be those of no run.
+    """
+    file = path / "metrics.jsonl"
+    data = file.read_bytes()
+    lines = data.splitlines()
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(_record(line, number))
+        except ValueError as error:
+            if rounds is None and number == len(lines) and not data.endswith(b"\n"):
+                break
+            raise FedslrError(f"{file}: line {number} {error}; {DAMAGED}") from None
+    if rounds is not None and len(records) < rounds:
+        raise FedslrError(f"{file}: line {len(records) + 1} is missing, the run has {rounds} rounds; {DAMAGED}")
     return records
+
+
+def _record(line: bytes, number: int) -> dict[str, Any]:
+    """What a line says of the round it is about; a ValueError in words for anything that no run writes."""
+    try:
+        found = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        raise ValueError("is damaged") from None
+    wrong = [k for k, kinds in _kinds().items() if not isinstance(found, dict) or not isinstance(found.get(k), kinds)]
+    if wrong:
+        raise ValueError(f"is damaged: it has no '{wrong[0]}', or one of another kind")
+    if found["round"] != number:
+        raise ValueError(f"is of round {found['round']}, expected round {number}")
+    return dict(found)
+
+
+@functools.cache
+def _kinds() -> dict[str, tuple[type, ...]]:
+    """What a line may have for each field of a record; JSON writes a whole number for some that are none."""
+    found: dict[str, tuple[type, ...]] = {}
+    for name, hint in get_type_hints(Record).items():
+        choices = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        plain = [get_origin(choice) or choice for choice in choices]
+        found[name] = (*plain, int) if float in plain else tuple(plain)
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError
 from fedslr.record import read_records
+from fedslr.report import read_run
 from fedslr.types import Loss
 
 
@@ -43,8 +43,9 @@ def open_run(
     simulation = reopen(
         folder, federation, model, device, loss, warn or (lambda text: warnings.warn(text, stacklevel=3))
     )
-    records = [record for record in read_records(folder) if record["round"] <= simulation.done]
-    return Result(simulation, records, _summary(folder), folder)
+    finished = (folder / "summary.json").exists()
+    summary, records = read_run(folder) if finished else (None, read_records(folder))
+    return Result(simulation, records[: simulation.done], summary, folder)
 
 
 def reopen(
@@ -84,7 +85,7 @@ def _recipe(folder: Path, federation: Federation | None, model: nn.Module | None
     """What the folder's run was asked to do, less what is given."""
     kept = folder / "config.toml"
     try:
-        table: dict[str, Any] = tomllib.loads(kept.read_text())
+        table: dict[str, Any] = tomllib.loads(kept.read_text("utf-8"))
     except FileNotFoundError:
         raise FedslrError(f"{folder}: no run in it (config.toml is missing)") from None
     except (OSError, ValueError) as error:
@@ -99,13 +100,3 @@ def _recipe(folder: Path, federation: Federation | None, model: nn.Module | None
         return config.parse(table)
     except FedslrError as error:
         raise FedslrError(f"{kept}: {error}; your own data and model are given to fedslr.open_run in Python") from None
-
-
-def _summary(folder: Path) -> dict[str, Any] | None:
-    """The figures a finished run wrote; none of an unfinished one."""
-    kept = folder / "summary.json"
-    try:
-        found = json.loads(kept.read_text()) if kept.exists() else None
-    except (OSError, ValueError) as error:
-        raise FedslrError(f"{kept}: cannot be read: {error}") from None
-    return found if isinstance(found, dict) else None

@@ -8,6 +8,7 @@ and those soon needed are read, by threads beside the training; only `save` prom
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -33,6 +34,7 @@ THREADS = 8
 """Files that are read or written at once, at most; no more than there are cores."""
 BEHIND = 16
 """States that may wait to be written; beyond that the training waits for the disk."""
+MAKE_ROOM = "make room, then try again, a run with --resume"
 GPU_SHARE = 0.5
 """Of a GPU's memory that is free when a run starts: what clients' states may take."""
 
@@ -69,8 +71,8 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise CheckpointError(f"cannot write {path}: {reason}; make room, then resume") from error
+        room = f"; {MAKE_ROOM}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}{room}") from error
 
 
 def write_whole(path: Path, *pieces: wire.Bytes) -> None:

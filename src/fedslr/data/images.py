@@ -291,7 +291,7 @@ def tinyimagenet(root: Path) -> Dataset:
     number = {name: i for i, name in enumerate(names)}
     train = [(p, number[n]) for n in names for p in by_name((folder / "train" / n / "images").glob("*.JPEG"))]
     test = []
-    for line in annotations.read_text().splitlines():
+    for line in annotations.read_text("utf-8").splitlines():
         file, name = line.split("\t")[:2] if "\t" in line else (line, "")
         if name not in number:
             raise FedslrError(f"{annotations}: the line '{line[:60]}' names no class of train/")

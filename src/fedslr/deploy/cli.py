@@ -122,7 +122,7 @@ def status(out: Run) -> None:
         leaving = ", leaving" if member.leaving else ""
         typer.echo(f"client {member.number}: {who}, {member.examples} samples, {last}{leaving}")
     if (out / FAILURE).exists():
-        typer.echo(f"stopped: {(out / FAILURE).read_text().strip()}")
+        typer.echo("stopped: " + (out / FAILURE).read_text("utf-8").strip())
 
 
 @app.command()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedslr.errors import CheckpointError, FedslrError
-from fedslr.store import Entry, disk_errors, read_tree, sync_folder, write_tree, write_whole
+from fedslr.store import MAKE_ROOM, Entry, disk_errors, read_tree, sync_folder, write_tree, write_whole
 from fedslr.tree import Tree
 
 FORMAT = 1
@@ -111,7 +111,10 @@ class Ledger:
         except sqlite3.IntegrityError as error:
             raise FedslrError(f"{self.path}: refused: {error}") from error
         except sqlite3.Error as error:
-            raise CheckpointError(f"{self.path}: {error}; make room, then resume") from error
+            # Only what the library itself refuses has a code.
+            full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+            room = f"; {MAKE_ROOM}" if full else ""
+            raise CheckpointError(f"{self.path}: {error}{room}") from error
 
     # --- facts -------------------------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ def write_app(folder: Path) -> Path:
     """The app that SuperLinks and SuperNodes are asked to run: it only names the two in fedslr."""
     app = folder / "app"
     app.mkdir(parents=True, exist_ok=True)
-    (app / "pyproject.toml").write_text(APP)
+    (app / "pyproject.toml").write_text(APP, "utf-8")
     return app
 
 
@@ -93,12 +93,13 @@ def submit(folder: Path, connection: str, recipe: str, out: Path, env: Mapping[s
     """Ask a SuperLink to run a federation; what `flwr run` said."""
     app = write_app(folder)
     settings = folder / "run.toml"
-    settings.write_text("".join(f"{k} = {config.toml_value(v)}\n" for k, v in (("recipe", recipe), ("out", str(out)))))
+    asked = {"recipe": recipe, "out": str(out)}
+    settings.write_text("".join(f"{k} = {config.toml_value(v)}\n" for k, v in asked.items()), "utf-8")
     return call([program("flwr"), "run", str(app), connection, "--run-config", str(settings)], env)
 
 
 def call(command: list[str], env: Mapping[str, str]) -> str:
-    done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=dict(env), capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         said = " ".join(f"{done.stdout} {done.stderr}".split())[-300:]
         raise FedslrError(f"{Path(command[0]).name} {command[1]} failed: {said}")
@@ -146,7 +147,8 @@ class Loopback:
         """The SuperLink, with TLS and node authentication; what it knows of nodes is on the disk."""
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
+            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n',
+            "utf-8",
         )
         command = [program("flower-superlink"), "--enable-supernode-auth", "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--database", str(self.home / "superlink.sqlite")]
@@ -239,7 +241,7 @@ def follow(run: Path, rounds: int, say: Callable[[str], None], limit: float = 36
             say(f"round {record['round']}/{rounds}  clients {record['clients']}  {record['seconds']:.1f} s{accuracy}")
         told = max(told, len(records))
         if (run / FAILURE).exists():
-            raise FedslrError((run / FAILURE).read_text().strip())
+            raise FedslrError((run / FAILURE).read_text("utf-8").strip())
         if (run / "summary.json").exists() and told >= rounds:
             return records
         time.sleep(0.5)

@@ -89,7 +89,7 @@ def from_text(text: str) -> Deployment:
 
 def demo(changes: Sequence[str] = ()) -> Deployment:
     """The demo's federation."""
-    text = files("fedslr.deploy").joinpath("demo.toml").read_text()
+    text = files("fedslr.deploy").joinpath("demo.toml").read_text("utf-8")
     return parse(config.apply(tomllib.loads(text), changes))
 
 

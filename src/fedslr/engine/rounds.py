@@ -478,11 +478,11 @@ class Simulation:
 
     def _check_resumable(self, generation: Generation, kept: dict[str, Any]) -> None:
         if generation.notes["data"] != self.fingerprint:
-            raise CheckpointError("resume: the data are not the ones this run began with")
+            raise CheckpointError("the data are not the ones this run began with; expected the same")
         before = {k: (tuple(x.shape), x.dtype) for k, x in kept["start"].items()}
         same = before == {k: (tuple(x.shape), x.dtype) for k, x in self.start.items()}
         if not same or generation.notes["model"] != self.model_fingerprint:
-            raise CheckpointError("resume: the model is not the one this run began with")
+            raise CheckpointError("the model is not the one this run began with; expected the same")
 
 
 def _groups(clients: list[int]) -> list[list[int]]:

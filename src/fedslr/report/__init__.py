@@ -10,7 +10,18 @@ from typing import Any
 from fedslr.errors import FedslrError
 from fedslr.record import read_records
 
-SUMMARY = {"algorithm", "accuracy", "fairness", "parameters", "bytes", "paper_gb", "seconds", "rank"}
+SUMMARY = {
+    "algorithm": str,
+    "dataset": str,
+    "rounds": int,
+    "accuracy": dict,
+    "fairness": dict,
+    "parameters": dict,
+    "bytes": dict,
+    "paper_gb": float,
+    "seconds": dict,
+    "rank": dict,
+}
 """What the tables need of a run's summary."""
 
 Records = Sequence[Mapping[str, Any]]
@@ -57,10 +68,12 @@ def table_rows(summary: Mapping[str, Any], records: Records, width: int = 4) -> 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and the records of a finished run."""
     try:
-        summary, records = json.loads((folder / "summary.json").read_text()), read_records(folder)
-        if not records or not isinstance(summary, dict) or not summary.keys() >= SUMMARY:
-            raise ValueError("summary.json or metrics.jsonl is not what a run writes")
-        return summary, records
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        if not isinstance(summary, dict) or not all(isinstance(summary.get(k), kind) for k, kind in SUMMARY.items()):
+            raise ValueError("summary.json is not what a run writes")
+        return summary, read_records(folder, summary["rounds"])
+    except FedslrError:
+        raise
     except FileNotFoundError as error:
         raise FedslrError(f"{folder}: no finished run ({Path(error.filename).name} is missing)") from None
     except (OSError, ValueError) as error:

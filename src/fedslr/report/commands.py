@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedslr.arguments import require_file
 from fedslr.errors import FedslrError, suggest
 from fedslr.report import figures as drawing
 from fedslr.report import page, tables, watching
+from fedslr.store import disk_errors, write_durably
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,8 +29,8 @@ def report(
 ) -> None:
     """Write report.html: one file that shows a run, a comparison or a sweep, finished or not."""
     path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    if path.is_dir():
-        raise FedslrError(f"--out: {path} is a folder, expected a file such as {path / 'report.html'}")
+    if out is not None:
+        require_file("--out", out, "report.html")
     page.write_report(folders, path)
     typer.echo(f"written to {path}")
 
@@ -87,13 +90,17 @@ def _choices(option: str, given: str, known: list[str] | tuple[str, ...]) -> lis
 
 
 def save(figure: Figure, path: Path, option: str = "--plot", quiet: bool = False) -> None:
-    """Write a figure to a file whose name says its kind."""
-    if path.suffix.lower().removeprefix(".") not in FORMATS:
+    """Write a figure to a file whose name says its kind; one that is there is replaced as a whole or not at all."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
         raise FedslrError(f"{option}: got '{path}', expected a file that ends in .png, .pdf or .svg")
+    made = io.BytesIO()
     try:
+        figure.savefig(made, format=kind, dpi=150)
+    except ValueError as error:
+        raise FedslrError(f"{option}: cannot draw {path}: {error}") from None
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise FedslrError(f"{option}: cannot write {path}: {error}") from None
+    write_durably(path, made.getbuffer())
     if not quiet:
         typer.echo(f"drawn to {path}")

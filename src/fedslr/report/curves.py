@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedslr.report import tables
-from fedslr.report.tables import NOT_SHOWN, Group, Run
+from fedslr.report.tables import NOT_SHOWN, SEEDS, Group, Run
 
 BASELINE = "fedavg"
 """What the paper's violins are relative to."""
@@ -95,7 +95,7 @@ def relative(run: Run, against: Mapping[str, Run], model: str) -> dict[int, floa
 
 def _setting(run: Run) -> str:
     """All of a run's configuration but its method; seeds count, devices do not."""
-    apart = NOT_SHOWN - {"seed", "data.seed"}
+    apart = NOT_SHOWN.difference(SEEDS)
     return repr(sorted((k, v) for k, v in run.config.items() if not k.startswith("algorithm.") and k not in apart))
 
 
@@ -172,7 +172,7 @@ def label_counts(runs: Iterable[Run]) -> np.ndarray | None:
     """Training samples by client and label, of the first run that tells them."""
     for run in runs:
         try:
-            counts = np.array(json.loads((run.folder / "labels.json").read_text())["counts"])
+            counts = np.array(json.loads((run.folder / "labels.json").read_text("utf-8"))["counts"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if counts.ndim == 2 and counts.size and np.issubdtype(counts.dtype, np.integer) and counts.min() >= 0:

@@ -50,10 +50,15 @@ def _dress(axes: Axes, x: str, y: str) -> None:
 
 def _legend(axes: Axes) -> None:
     """Inside where it is small, beside the axes where it would hide them."""
-    many = len(axes.get_legend_handles_labels()[0]) > 8
+    handles, names = axes.get_legend_handles_labels()
     if axes.lines:
-        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": "small"} if many else {"loc": "best"}
-        axes.legend(frameon=False, **place)
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": "small"}
+        axes.legend(handles, map(_short, names), frameon=False, **(beside if len(handles) > 8 else {"loc": "best"}))
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for the axes; its end, which says whose model it is, stays."""
+    return name if len(name) <= 50 else f"{name[:34]}…{name[-15:]}"
 
 
 def _style(look: Look, points: int, dashed: bool = False) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import jinja2
 from markupsafe import Markup
 
 import fedslr
-from fedslr.errors import FedslrError
 from fedslr.report import amount, charts, percent, sections, table_rows, tables
 from fedslr.report.colours import DARK, PALETTE
 from fedslr.report.sections import SPARSE, View, count
@@ -195,12 +194,9 @@ def _width(run: Run) -> int:
 
 
 def _part(name: str) -> str:
-    return files("fedslr.report").joinpath(name).read_text()
+    return files("fedslr.report").joinpath(name).read_text("utf-8")
 
 
 def write_report(folders: Sequence[Path], out: Path) -> None:
     """The report of all runs in some folders, in one file."""
-    try:
-        write_durably(out, page(tables.find_runs(folders, unfinished=True)).encode())
-    except OSError as error:
-        raise FedslrError(f"--out: cannot write {out}: {error.strerror}") from None
+    write_durably(out, page(tables.find_runs(folders, unfinished=True)).encode())

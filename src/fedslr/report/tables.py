@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev, stdev
@@ -16,9 +17,9 @@ from fedslr.errors import FedslrError
 from fedslr.record import read_records
 from fedslr.report import amount, read_run
 
+SEEDS = ("seed", "data.seed")
 NOT_SHOWN = {
-    "seed",
-    "data.seed",
+    *SEEDS,
     "device",
     "checkpoint.every",
     "checkpoint.minutes",
@@ -26,7 +27,7 @@ NOT_SHOWN = {
     "diagnostics",
     "store",
 }
-"""Keys that make no other experiment of a run."""
+"""Keys that make no other experiment of a run; they are shown only where they tell runs of one seed apart."""
 
 
 class Run(NamedTuple):
@@ -72,7 +73,7 @@ class Group(NamedTuple):
 
 def find_runs(folders: Sequence[Path], unfinished: bool = False) -> list[Run]:
     """The finished runs in the given folders, or in folders right below them; all runs if that is asked for."""
-    runs: dict[str, Run] = {}
+    runs: dict[Path, Run] = {}
     for folder in folders:
         if not folder.is_dir():
             raise FedslrError(f"{folder}: no such folder")
@@ -84,16 +85,16 @@ def find_runs(folders: Sequence[Path], unfinished: bool = False) -> list[Run]:
         found = [home for home in homes if unfinished or (home / "summary.json").exists()]
         if not found:
             raise FedslrError(f"{folder}: no finished run in it (summary.json is missing)")
-        for run in map(run_in, found):
-            # The same run twice, by another path or made anew, must not count as two seeds.
-            runs.setdefault(repr(sorted(run.config.items())), run)
+        for home in found:
+            # The same folder by another path is the same run.
+            runs.setdefault(home.resolve(), run_in(home))
     return list(runs.values())
 
 
 def run_in(home: Path) -> Run:
     """A run from its folder, whether it is finished or not."""
     try:
-        recipe = (home / "config.toml").read_text()
+        recipe = (home / "config.toml").read_text("utf-8")
         config = flatten(tomllib.loads(recipe))
     except (OSError, ValueError) as error:
         raise FedslrError(f"{home / 'config.toml'}: cannot be read: {error}") from None
@@ -118,7 +119,7 @@ def summary_so_far(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
         "accuracy": metrics.accuracy(records),
         "parameters": {
             "dense": None,
-            "global": sized[-1]["parameters_global"] if sized else None,
+            "global": sized[-1].get("parameters_global") if sized else None,
             "personal": fmean(own) if own else None,
             "personal_std": pstdev(own) if own else None,
         },
@@ -130,16 +131,41 @@ def summary_so_far(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
-    """Runs by what varies between them; hyperparameters only where one method has several values of them."""
+    """Runs by what varies between them; hyperparameters only where one method has several values of them.
+
+    No group has a seed twice: a mean over it would say that more was tried than was.
+    """
     keys = sorted({k for r in runs for k in r.config} - NOT_SHOWN)
-    shown = [k for k in keys if _varies(k, runs)] or ["algorithm.name"]
+    shown = [k for k in keys if _varies(k, runs)]
+    shown = shown + _between_equals(runs, shown) or ["algorithm.name"]
     titles = [_title(k, shown) for k in shown]
-    groups: dict[tuple[Any, ...], Group] = {}
+    groups: dict[tuple[int, str], Group] = {}
+    seen: Counter[str] = Counter()
     for run in runs:
-        values = tuple(run.config.get(k) for k in shown)
-        labels = dict(zip(titles, map(_text, values), strict=True))
-        groups.setdefault(tuple(map(repr, values)), Group(labels, [])).runs.append(run)
-    return list(groups.values())
+        alike = _values(run, [*shown, *SEEDS])
+        labels = dict(zip(titles, (_text(run.config.get(k)) for k in shown), strict=True))
+        groups.setdefault((seen[alike], _values(run, shown)), Group(labels, [])).runs.append(run)
+        seen[alike] += 1
+    found = list(groups.values())
+    return found if max(seen.values(), default=0) < 2 else list(map(_with_folder, found))
+
+
+def _values(run: Run, keys: Sequence[str]) -> str:
+    return repr([run.config.get(k) for k in keys])
+
+
+def _between_equals(runs: Sequence[Run], shown: Sequence[str]) -> list[str]:
+    """The keys that are not shown, but in which runs of one seed differ that would else be the same."""
+    equals: dict[str, list[Run]] = {}
+    for run in runs:
+        equals.setdefault(_values(run, [*shown, *SEEDS]), []).append(run)
+    return [k for k in sorted(NOT_SHOWN.difference(SEEDS)) if any(_varies_over(k, some) for some in equals.values())]
+
+
+def _with_folder(group: Group) -> Group:
+    """A group beside others of the very same runs, made again: only where they are tells them apart."""
+    where = _text(group.runs[0].folder) if len(group.runs) == 1 else "–"
+    return group._replace(labels={**group.labels, "folder": where})
 
 
 def _varies(key: str, runs: Sequence[Run]) -> bool:

@@ -4,7 +4,9 @@
     try {
       const now = await (await fetch("stamp")).text();
       if (now === stamp().content) return;
-      const fresh = new DOMParser().parseFromString(await (await fetch("./")).text(), "text/html");
+      const answer = await fetch("./");
+      if (answer.status === 503) return location.reload();
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (fresh.querySelectorAll(".legend input").length !== document.querySelectorAll(".legend input").length) {
         return location.reload();
       }

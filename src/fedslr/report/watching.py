@@ -89,7 +89,7 @@ class _Visit(BaseHTTPRequestHandler):
         now = stamp(self.folder)
         try:
             text = page.page(tables.find_runs([self.folder], unfinished=True), live=now)
-        except FedslrError as error:
+        except (FedslrError, OSError) as error:
             return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
         self._answer(HTTPStatus.OK, "text/html", text)
 
@@ -100,6 +100,9 @@ class _Visit(BaseHTTPRequestHandler):
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
+            if status == HTTPStatus.SERVICE_UNAVAILABLE:
+                # What is wrong may be mended while somebody looks at it.
+                self.send_header("Refresh", "2")
             self.end_headers()
             self.wfile.write(body)
 

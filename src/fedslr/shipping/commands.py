@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedslr.arguments import require_file
 from fedslr.errors import FedslrError
 from fedslr.reopen import open_run
 from fedslr.report import amount, percent
@@ -41,7 +42,8 @@ def export(
         raise FedslrError("export: got neither or both of --client and --global, expected one of them")
     name = "global" if client is None else f"client-{client}"
     target = out or folder / "export" / f"{name}{SUFFIXES.get(format, '')}"
-    made = write(open_run(folder, device="cpu"), target, client=client, format=format, purpose=purpose, batch=batch)
+    result = open_run(folder, device="cpu", warn=_warn)
+    made = write(result, target, client=client, format=format, purpose=purpose, batch=batch)
     facts = made.facts
     for line in (
         f"{whose(client)}, {facts.format}, for {facts.purpose}: {made.path}",
@@ -66,9 +68,11 @@ def latency(
     Without a client it is the global model, as in the paper's table.
     """
     target = out or folders[0] / "latency.json"
+    if out is not None:
+        require_file("--out", out, "latency.json")
     with_, under = runtimes(device), latencies.conditions(batch, repeat, client)
     found = []
-    for row in latencies.rows(folders, client, batch, repeat, with_):
+    for row in latencies.rows(folders, client, batch, repeat, with_, _warn):
         found.append(row)
         # Every row takes minutes where models are large: what is measured is on the disk.
         latencies.save(target, found, under)
@@ -78,3 +82,7 @@ def latency(
     if not programs.has_onnx():
         typer.echo("without onnxruntime, which is not installed: pip install 'fedslr[export]'")
     typer.echo(f"written to {target}")
+
+
+def _warn(text: str) -> None:
+    typer.echo(f"warning: {text}", err=True)

@@ -19,7 +19,7 @@ from fedslr.shipping.card import Facts, card
 from fedslr.shipping.forms import Forms
 from fedslr.shipping.parts import Layer, composed
 from fedslr.shipping.timing import OnnxRuntime, Runtime, Torch
-from fedslr.store import write_durably
+from fedslr.store import disk_errors, write_durably
 
 SUFFIXES = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
 PURPOSES = ("size", "speed")
@@ -124,12 +124,10 @@ def export(
         about,
         dataclasses.asdict(result.algorithm),  # type: ignore[call-overload]
     )
-    try:
+    with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(target, data)
-        write_durably(page, card(facts).encode())
-    except OSError as error:
-        raise FedslrError(f"out: cannot write {target}: {error.strerror}") from None
+    write_durably(target, data)
+    write_durably(page, card(facts).encode())
     return Exported(target, page, facts)
 
 

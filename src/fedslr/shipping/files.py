@@ -3,12 +3,13 @@
 Layers are named as in the model's state dict: `conv.weight` where it is stored in full, `conv.weight.u` and `.v` where
 it is stored as factors, `.values` with `.bitmap` or `.indices` where most of it is zero; `added/conv.weight…` is to be
 added to the factors. The encodings are the wire's, and `fedslr/header` lists them as its messages do. The file's
-metadata has the description, as JSON, under the key `fedslr`.
+metadata has the description, as JSON, under the key `fedslr`; there `sha256` is that of all tensors' bytes.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,9 +39,19 @@ def encode(about: Mapping[str, Any], layers: Mapping[str, Layer], others: Mappin
     """The file of a model, from its layers and what else its state dict has; and how many numbers are in it."""
     packed = wire.pack({**pieces(layers, about["forms"]), "others": dict(others)})
     names = _names(packed.arrays["header"])
-    arrays = {names[key]: np.ascontiguousarray(array) for key, array in packed.arrays.items()}
-    text = json.dumps({"format": FORMAT, **about}, separators=(",", ":"))
+    arrays = {names[key]: np.asarray(array, order="C") for key, array in packed.arrays.items()}
+    digest = _digest(safetensors.numpy.save(arrays))
+    text = json.dumps({"format": FORMAT, "sha256": digest, **about}, separators=(",", ":"))
     return safetensors.numpy.save(arrays, {"fedslr": text}), packed.numbers
+
+
+def _digest(data: bytes) -> str:
+    """The SHA-256 of all tensors of a safetensors file: of what follows its index."""
+    return hashlib.sha256(memoryview(data)[_index_end(data) :]).hexdigest()
+
+
+def _index_end(data: bytes) -> int:
+    return 8 + int.from_bytes(data[:8], "little")
 
 
 def _names(header: wire.Array) -> dict[str, str]:
@@ -56,9 +67,12 @@ def decode(data: bytes) -> tuple[dict[str, Any], dict[str, Layer], dict[str, Ten
     """The description, the layers and the rest of the state dict; a FileError for anything but such a file."""
     try:
         arrays = wire.load_arrays(data)
-        about = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["fedslr"])
+        about = json.loads(json.loads(data[8 : _index_end(data)])["__metadata__"]["fedslr"])
         if about["format"] != FORMAT:
             raise FileError(f"it has format {about['format']!r}; this program reads format {FORMAT}")
+        # Files of before there were digests have none.
+        if "sha256" in about and about["sha256"] != _digest(data):
+            raise FileError("its numbers are not those that were exported: their SHA-256 does not match; export again")
         names = _names(arrays[HEADER])
         tree = wire.unpack({key: arrays[name] for key, name in names.items() if name in arrays})
         parts, added = tree.get("model", {}), tree.get("added", {})

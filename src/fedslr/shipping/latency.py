@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,18 @@ def measured(result: Result, client: int | None, batch: int, repeat: int, with_:
 
 
 def rows(
-    folders: Sequence[Path], client: int | None, batch: int, repeat: int, with_: Sequence[Runtime]
+    folders: Sequence[Path],
+    client: int | None,
+    batch: int,
+    repeat: int,
+    with_: Sequence[Runtime],
+    warn: Callable[[str], None],
 ) -> Iterator[Row]:
     """The models of some runs, one after another."""
     for group in tables.group(tables.find_runs(folders)):
         for run in group.runs:
             seed = {"seed": str(run.summary["seed"])} if len(group.runs) > 1 else {}
-            row = measured(open_run(run.folder, device="cpu"), client, batch, repeat, with_)
+            row = measured(open_run(run.folder, device="cpu", warn=warn), client, batch, repeat, with_)
             yield {"run": str(run.folder), "labels": {**group.labels, **seed}, **row}
 
 

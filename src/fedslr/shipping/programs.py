@@ -18,6 +18,13 @@ from fedslr.shipping.layers import Recomposed, Thin, is_plain
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+EXAMPLE = 2
+"""Samples in the batch that exporters follow a model with."""
+MOST = 2**16
+"""Samples in the largest batch that a torch program takes."""
+FIXED = "it would take batches of one size only; expected --format safetensors, which takes any"
+FIXED_TOO = "Constraints violated (batch)"
+"""How torch.export says the same."""
 
 
 def has_onnx() -> bool:
@@ -35,7 +42,7 @@ def require_onnx() -> None:
 
 def _example(x: Tensor) -> tuple[tuple[Tensor], tuple[dict[int, Any]]]:
     """A batch to follow a model with, and what of its shape may change. Archives keep it, so it is nobody's data."""
-    return (torch.zeros_like(x[:2]),), ({0: torch.export.Dim("batch", min=1, max=2**16)},)
+    return (x.new_zeros(EXAMPLE, *x.shape[1:]),), ({0: torch.export.Dim("batch", min=1, max=MOST)},)
 
 
 @contextmanager
@@ -45,7 +52,19 @@ def _in_one_line(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         why = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-        raise FedslrError(f"format: this model cannot be made {what}: {why[0]}") from error
+        said = FIXED if FIXED_TOO in why[0] else why[0]
+        raise FedslrError(f"format: this model cannot be made {what}: {said}") from error
+
+
+def _require_any_batch(answers: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """A model can fix the size of the example as the only one, and its exporter keep that to itself."""
+    batch = x[:1].repeat(EXAMPLE + 1, *(1 for _ in x.shape[1:]))
+    answers(batch[:EXAMPLE])
+    for size in (1, EXAMPLE + 1):
+        try:
+            answers(batch[:size])
+        except Exception:
+            raise ValueError(FIXED) from None
 
 
 def torch_bytes(model: nn.Module, x: Tensor) -> bytes:
@@ -54,6 +73,7 @@ def torch_bytes(model: nn.Module, x: Tensor) -> bytes:
     file = io.BytesIO()
     with torch.no_grad(), _quiet(), _in_one_line("a torch program"):
         torch.export.save(torch.export.export(model, batch, dynamic_shapes=shapes), file)
+        _require_any_batch(torch_answers(file.getvalue()), x)
     return file.getvalue()
 
 
@@ -76,6 +96,7 @@ def onnx_bytes(model: nn.Module, x: Tensor) -> bytes:
         )
         assert program is not None
         data: bytes = program.model_proto.SerializeToString()
+        _require_any_batch(onnx_answers(data), x)
     return data
 
 
@@ -146,7 +167,8 @@ def session(data: bytes, device: str = "cpu") -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
+    # What fails is raised, and said once.
+    options.log_severity_level = 4
     return onnxruntime.InferenceSession(data, options, providers=[PROVIDERS[device]])
 
 
