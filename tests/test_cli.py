@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import tomllib
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 import fedslr
 from fedslr import cli
@@ -110,6 +112,32 @@ def test_help_names_every_command(command):
     assert code == 0
     for name in ("run", "show", "algorithms"):
         assert name in printed
+
+
+def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Every command below a group, by the words that call it."""
+    found = {}
+    for name, made in group.commands.items():
+        found |= commands_of(made, (*path, name)) if hasattr(made, "commands") else {(*path, name): made}
+    return found
+
+
+COMMANDS = commands_of(typer.main.get_command(cli.app))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_tells_what_every_argument_and_option_is(path, command):
+    """What the functions declare, not what the parser kept of it: a click that typer does not know loses some."""
+    code, printed, _ = command(*path, "--help")
+    assert code == 0
+    assert "\\" not in printed
+    # Long lines are broken at hyphens too.
+    shown = " ".join(printed.split()).replace("- ", "-")
+    declared = typing.get_type_hints(COMMANDS[path].callback.__wrapped__, include_extras=True)
+    for name in declared.keys() - {"return"}:
+        (told,) = declared[name].__metadata__
+        assert told.help, name
+        assert told.help.replace("- ", "-") in shown, name
 
 
 def test_a_defect_is_not_hidden(command, recipe, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 import fedslr
 from fedslr import api, config, experiments, schema
@@ -29,6 +30,9 @@ from fedslr.report import commands, figures, tables
 from fedslr.report.page import write_report
 from fedslr.shipping import commands as shipping
 from fedslr.store import write_durably
+
+# Help is plain text; before 0.21 typer escapes brackets for rich in it wherever rich is installed.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     help="Personalized federated learning: a low-rank global model plus a sparse personal part per client.",
