@@ -326,6 +326,20 @@ def test_wrong_calls(case, command, recipe, tmp_path):
     assert_one_plain_line(code, err, says)
 
 
+def test_a_mistake_in_ones_own_code_is_a_line_and_a_traceback_for_those_who_ask(command, recipe, tmp_path, monkeypatch):
+    (tmp_path / "my_data.py").write_text("def clients():\n    return 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    wrong = (recipe, "--out", tmp_path / "out", "--set", "data.name=my_data:clients")
+    code, _, err = command("run", *wrong)
+    assert_one_plain_line(code, err, "my_data.py, line 2: ZeroDivisionError: division by zero (FEDSLR_TRACEBACK=1")
+    monkeypatch.setenv("FEDSLR_TRACEBACK", "1")
+    for call in (("run", *wrong), ("compare", *wrong, "--methods", "fedavg")):
+        code, _, err = command(*call)
+        assert code == 2
+        assert "return 1 / 0" in err
+        assert "error: " in err.splitlines()[-1]
+
+
 def test_a_run_is_never_overwritten(command, recipe, tmp_path):
     out = tmp_path / "out"
     command("run", recipe, "--out", out)

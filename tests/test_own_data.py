@@ -234,3 +234,29 @@ def test_ones_own_function(tmp_path, monkeypatch):
     assert [len(c.y) for c in federation.clients] == [5, 9]
     with pytest.raises(fedslr.FedslrError, match="did you mean 'clients'"):
         fedslr.load("my_data:client")
+
+
+def test_what_goes_wrong_in_ones_own_function_is_a_line_that_names_it(tmp_path, monkeypatch):
+    (tmp_path / "my_faults.py").write_text(
+        "import json\n"
+        "def clients():\n    return json.loads('two\\nlines')\n"
+        "def asks(root):\n    return []\n"
+        "def leaves():\n    raise SystemExit('no data')\n"
+        "def later():\n    yield {}\n    raise OSError('gone')\n"
+    )
+    (tmp_path / "my_exit.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    for name, place, says in (
+        ("my_faults:clients", "my_faults.py, line 3", "JSONDecodeError: Expecting value"),
+        ("my_faults:asks", "my_faults.py, line 4", "TypeError: asks() missing 1 required positional argument"),
+        ("my_faults:leaves", "my_faults.py, line 7", "SystemExit: no data"),
+        ("my_faults:later", "my_faults.py, line 10", "OSError: gone"),
+        ("my_exit:clients", "my_exit.py, line 2", "SystemExit: 3"),
+    ):
+        with pytest.raises(fedslr.FedslrError) as refused:
+            fedslr.load(name)
+        told = str(refused.value)
+        assert told.startswith("data.name: ")
+        assert f"'{name}'" in told
+        assert f" in {tmp_path / place}: {says}" in told
+        assert "\n" not in told

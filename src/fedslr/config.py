@@ -271,7 +271,7 @@ def read_as(parse: Callable[[dict[str, Any]], Read], path: Path, changes: Sequen
     try:
         return parse(apply(table, changes))
     except FedslrError as error:
-        raise FedslrError(f"{path}: {error}") from None
+        raise FedslrError(f"{path}: {error}") from error
 
 
 def apply(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
