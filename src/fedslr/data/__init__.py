@@ -14,7 +14,7 @@ from fedslr.data.digits import digits
 from fedslr.data.federation import ClientData, Federation
 from fedslr.data.images import cifar10, cifar100, tinyimagenet
 from fedslr.errors import FedslrError, suggest
-from fedslr.schema import at_least_one, countable, one_of, positive, seed_range
+from fedslr.schema import countable, one_of, positive, seed_range
 
 DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "digits": digits,
@@ -38,7 +38,7 @@ class DataOptions:
     alpha: Annotated[float, positive, "concentration of the Dirichlet priors: smaller is more skewed"] = 0.1
     reuse: Annotated[bool, "dirichlet: a class that has run out starts again, as in the authors' code"] = False
     samples_per_client: Annotated[int | None, countable, "training samples of every client"] = None
-    test_samples: Annotated[int | None, at_least_one, "test samples of every client"] = None
+    test_samples: Annotated[int | None, countable, "test samples of every client"] = None
     augment: Annotated[bool, "random flips and crops of training images, for datasets that have them"] = True
     seed: Annotated[int | None, seed_range, "seed of the split; the run's seed unless given"] = None
 

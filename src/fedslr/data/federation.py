@@ -13,7 +13,7 @@ from torch import Tensor
 from fedslr import schema
 from fedslr.data.normalization import UNIT, Normalization
 from fedslr.errors import FedslrError
-from fedslr.schema import at_least_one
+from fedslr.schema import countable
 
 PARTS = ("x", "y", "x_test", "y_test")
 
@@ -95,7 +95,7 @@ class Federation:
         """
         if not isinstance(clients, Iterable):
             raise FedslrError(f"clients: got a {type(clients).__name__}, expected one mapping of arrays per client")
-        num_classes = schema.check_value("num_classes", num_classes, Annotated[int | None, at_least_one])
+        num_classes = schema.check_value("num_classes", num_classes, Annotated[int | None, countable])
         made = [_client(i, arrays) for i, arrays in enumerate(clients)]
         if not made:
             return cls(made, 0, name)
