@@ -102,6 +102,21 @@ def test_image_folders(tmp_path):
     assert (len(divided.x), len(divided.x_test)) == (15, 6)
 
 
+def test_tiny_image_folders(tmp_path):
+    """As few as two images of a class are enough: one to learn from, one to test on."""
+    write_images(tmp_path / "two", 2)
+    made = own.image_folder(tmp_path / "two")
+    assert sorted(made.y.tolist()) == sorted(made.y_test.tolist()) == [0, 1, 2]
+    write_images(tmp_path / "one", 1)
+    with pytest.raises(fedslr.FedslrError, match="every class needs at least two images, one of them to test on"):
+        own.image_folder(tmp_path / "one")
+    for part in ("train", "test"):
+        write_images(tmp_path / "divided" / part, 1)
+    assert len(fedslr.load(f"imagefolder:{tmp_path / 'divided'}", clients=3).clients) == 3
+    with pytest.raises(fedslr.FedslrError, match="there are only 3 training samples to share"):
+        fedslr.load(f"imagefolder:{tmp_path / 'divided'}", clients=4)
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

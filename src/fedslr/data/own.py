@@ -7,6 +7,7 @@ is believed.
 from __future__ import annotations
 
 import json
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +42,9 @@ def image_folder(root: Path) -> Dataset:
             raise FedslrError(f"{root}: every class needs at least two images, one of them to test on")
         from sklearn.model_selection import train_test_split
 
-        parts = train_test_split(np.arange(len(paths)), test_size=0.2, stratify=labels, random_state=0)
+        # Of few images a fifth would not have one of every class.
+        held_out = max(math.ceil(0.2 * len(paths)), len(names))
+        parts = train_test_split(np.arange(len(paths)), test_size=held_out, stratify=labels, random_state=0)
         (train, y), (test, y_test) = (([paths[i] for i in part], labels[part]) for part in parts)
 
     def decode() -> cache.Arrays:
