@@ -41,6 +41,27 @@ def test_npz_with_a_client_column(tmp_path):
     assert federation.name == "all"
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"x": np.zeros((5, 2))}, r"'client' has shape \[6\], 'x' \[5, 2\]; expected one entry for every sample"),
+        ({"x_test": np.zeros((9, 2))}, r"'client_test' has shape \[4\], 'x_test' \[9, 2\]"),
+        ({"y": np.zeros(7, int)}, r"'client' has shape \[6\], 'y' \[7\]"),
+        ({"x": np.array(3.0)}, r"'x' \[\]"),
+        ({"client": np.zeros((6, 1), int)}, r"'client' has shape \[6, 1\]"),
+        ({"client_test": np.array([0, 1, 9, 9])}, "'client_test' has 9, who has no training data in 'client'"),
+        ({"client_test": np.array(["0", "0", "1", "1"])}, "'client_test' has '0', who has no training data"),
+    ],
+)
+def test_a_client_column_that_does_not_fit(changes, says, tmp_path):
+    path = tmp_path / "all.npz"
+    arrays = {"x": np.zeros((6, 2)), "y": np.arange(6) % 2, "x_test": np.zeros((4, 2)), "y_test": np.arange(4) % 2}
+    who = {"client": np.array([0, 0, 0, 1, 1, 1]), "client_test": np.array([0, 0, 1, 1])}
+    np.savez(path, **{**arrays, **who, **changes})
+    with pytest.raises(fedslr.FedslrError, match=says):
+        fedslr.load(f"npz:{path}")
+
+
 class Evil:
     """Would write a file if it were unpickled."""
 

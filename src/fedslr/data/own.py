@@ -102,11 +102,13 @@ def npz(path: Path) -> Federation:
             raise FedslrError(f"data.name: {path} has no .npz files")
         return _named(Federation.from_arrays([_require(f, read_npz(f), PARTS) for f in files]), path)
     arrays = _require(path, read_npz(path), (*PARTS, "client", "client_test"))
-    for who, labels in (("client", "y"), ("client_test", "y_test")):
-        if arrays[who].shape != arrays[labels].shape:
-            raise FedslrError(
-                f"{path}: '{who}' has shape {list(arrays[who].shape)}, '{labels}' {list(arrays[labels].shape)}"
-            )
+    for part in PARTS:
+        who = "client_test" if part.endswith("test") else "client"
+        if arrays[who].ndim != 1 or arrays[part].shape[:1] != arrays[who].shape:
+            shapes = f"'{who}' has shape {list(arrays[who].shape)}, '{part}' {list(arrays[part].shape)}"
+            raise FedslrError(f"{path}: {shapes}; expected one entry for every sample")
+    if unknown := set(arrays["client_test"].tolist()) - set(arrays["client"].tolist()):
+        raise FedslrError(f"{path}: 'client_test' has {min(unknown)!r}, who has no training data in 'client'")
     clients = []
     for one in np.unique(arrays["client"]):
         train, test = arrays["client"] == one, arrays["client_test"] == one
