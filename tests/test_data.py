@@ -303,3 +303,14 @@ def test_wrong_splits_are_refused(options, says):
     with pytest.raises(FedslrError) as refused:
         fedslr.load(**{"name": "digits", **options})
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("label", [10**7, 10**12])
+def test_labels_that_do_not_count_from_0_are_told_of(label):
+    """They are article numbers or dates: a model with a score for each would not fit anywhere."""
+    clients = make_arrays([5, 8], (6,))
+    clients[1]["y"][0] = label
+    with pytest.raises(FedslrError, match=f"highest label is {label}, but there are only 27 samples; expected labels"):
+        fedslr.Federation.from_arrays(clients)
+    clients[1]["y"][0] = 999
+    assert fedslr.Federation.from_arrays(clients).num_classes == 1000

@@ -16,6 +16,8 @@ from fedslr.errors import FedslrError
 from fedslr.schema import countable
 
 PARTS = ("x", "y", "x_test", "y_test")
+MANY_CLASSES, PER_SAMPLE = 1000, 10
+"""More classes than this, and more than so many for every sample, are taken for labels that do not count from 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,14 +113,25 @@ class Federation:
                         f"client {i}: {part} holds inputs of shape {list(x.shape[1:])}, client 0 of {list(shape)}; "
                         "all clients must share one input shape"
                     )
-        highest = max(int(y.max()) for c in made for y in (c.y, c.y_test) if len(y))
-        classes = num_classes if num_classes is not None else highest + 1
+        classes = num_classes if num_classes is not None else _count_classes(made)
         for i, client in enumerate(made):
             for part, y in (("y", client.y), ("y_test", client.y_test)):
                 if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
                     wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
                     raise FedslrError(f"client {i}: {part} has label {wrong}, expected 0 to {classes - 1}")
         return cls(made, classes, name, normalization=UNIT if eight_bit else None)
+
+
+def _count_classes(clients: Sequence[ClientData]) -> int:
+    """As many as the highest label says; labels that are codes, and not numbers of classes, would fill the memory."""
+    labels = [y for c in clients for y in (c.y, c.y_test) if len(y)]
+    classes, samples = max(int(y.max()) for y in labels) + 1, sum(len(y) for y in labels)
+    if classes > MANY_CLASSES and classes > PER_SAMPLE * samples:
+        raise FedslrError(
+            f"y: the highest label is {classes - 1}, but there are only {samples} samples; expected labels from 0 to "
+            "C − 1 for C classes, such as numpy.unique(y, return_inverse=True)[1]"
+        )
+    return classes
 
 
 def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
