@@ -275,6 +275,7 @@ def poison(client, part, index, value):
         (lambda c: c[1].update(x=["a"] * 5), "client 1: x is no array of numbers"),
         (poison(1, "x", (0, 1), np.nan), "client 1: x has numbers that are not finite"),
         (poison(0, "x_test", (0, 1), np.inf), "client 0: x_test has numbers that are not finite"),
+        (poison(1, "x", (0, 1), 1e39), "client 1: x has numbers that are not finite"),
         (poison(1, "y", 2, 7), "client 1: y has label 7, expected 0 to 2"),
         (poison(1, "y", 2, -1), "client 1: y has label -1, expected 0 to 2"),
     ],

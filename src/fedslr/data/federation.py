@@ -155,12 +155,17 @@ def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
             raise FedslrError(f"client {index}: {labels} must be one axis of whole-number labels, got {found}")
         if len(x) != len(y):
             raise FedslrError(f"{where} has {len(x)} samples but {labels} has {len(y)} labels")
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            raise FedslrError(f"{where} has numbers that are not finite (NaN or infinity); clean them first")
+        require_finite(where, x)
         tensors[labels] = y.long()
     if len(tensors["x"]) == 0:
         raise FedslrError(f"client {index}: x is empty; leave out clients without training data")
     return ClientData(**tensors)
+
+
+def require_finite(where: str, x: Tensor) -> None:
+    """Refuse inputs that are no finite numbers in single precision, which is what models are given."""
+    if x.is_floating_point() and not bool(torch.isfinite(x.float()).all()):
+        raise FedslrError(f"{where} has numbers that are not finite (NaN, infinity, above 3.4e38); clean them first")
 
 
 def _as_float(x: Tensor) -> Tensor:
