@@ -230,6 +230,22 @@ def test_status_remove_release_and_predict(tmp_path, command):
     code, _, err = command("predict", "--store", tmp_path / "run", tmp_path / "in.npy")
     assert code == 2
     assert "is no node's store" in err
+    inputs = tmp_path / "wrong.npy"
+    for wrong, says in (
+        (np.full((2, 6), np.nan), f"{inputs}: x has numbers that are not finite"),
+        (np.full((2, 6), 1e39), f"{inputs}: x has numbers that are not finite"),
+        (np.full((2, 6), "a"), f"{inputs}: x is no array of numbers"),
+        (np.zeros((2, 6), np.int64), "x: the model does not take inputs of type int64: "),
+    ):
+        np.save(inputs, wrong)
+        code, _, err = command("predict", "--store", tmp_path / "node-1", inputs)
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert err.startswith(f"error: {says}")
+    (tmp_path / "empty.npy").touch()
+    for name, says in (("none.npz", "does not exist"), ("empty.npy", "cannot be read as an array")):
+        code, _, err = command("predict", "--store", tmp_path / "node-1", tmp_path / name)
+        assert code == 2
+        assert err.startswith(f"error: {tmp_path / name}: {says}")
 
 
 def test_without_flower_one_line_says_so(command, monkeypatch, tmp_path):

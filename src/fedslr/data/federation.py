@@ -142,7 +142,7 @@ def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
         raise FedslrError(f"client {index}: {missing[0]} is missing; every client needs {', '.join(PARTS)}")
     if unknown := [part for part in arrays if part not in PARTS]:
         raise FedslrError(f"client {index}: unknown part '{unknown[0]}'; every client has {', '.join(PARTS)}")
-    tensors = {part: _tensor(f"client {index}: {part}", arrays[part]) for part in PARTS}
+    tensors = {part: as_tensor(f"client {index}: {part}", arrays[part]) for part in PARTS}
     if not tensors["x_test"].numel() and not tensors["y_test"].numel():
         tensors["x_test"], tensors["y_test"] = tensors["x"][:0], tensors["y"][:0]
     for inputs, labels in (("x", "y"), ("x_test", "y_test")):
@@ -175,7 +175,8 @@ def _as_float(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.float()
 
 
-def _tensor(where: str, array: Any) -> Tensor:
+def as_tensor(where: str, array: Any) -> Tensor:
+    """An array of numbers of any kind as a tensor; others are refused."""
     try:
         made = array.detach() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
         if made.layout != torch.strided or made.is_complex():

@@ -135,7 +135,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         with np.load(path, allow_pickle=False) as loaded:
             return {name: loaded[name] for name in loaded.files}
     except FileNotFoundError:
-        raise FedslrError(f"data.name: {path} does not exist") from None
+        raise FedslrError(f"{path}: does not exist") from None
     except FedslrError:
         raise
     except Exception as error:
