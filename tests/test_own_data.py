@@ -123,6 +123,16 @@ def test_image_folders(tmp_path):
     assert (len(divided.x), len(divided.x_test)) == (15, 6)
 
 
+def test_what_tools_leave_among_images_is_no_class_and_no_image(tmp_path):
+    write_images(tmp_path)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "cat-checkpoint.png").write_bytes((tmp_path / "cat" / "0.png").read_bytes())
+    (tmp_path / "dog" / "._0.png").write_bytes(b"macOS")
+    made = own.image_folder(tmp_path)
+    assert (made.num_classes, len(made.x) + len(made.x_test)) == (3, 15)
+
+
 def test_tiny_image_folders(tmp_path):
     """As few as two images of a class are enough: one to learn from, one to test on."""
     write_images(tmp_path / "two", 2)
@@ -151,7 +161,7 @@ def test_damaged_image_folders(damage, says, tmp_path):
     damage(tmp_path)
     with pytest.raises(fedslr.FedslrError, match=says):
         own.image_folder(tmp_path)
-    with pytest.raises(fedslr.FedslrError, match="has 0 class folders"):
+    with pytest.raises(fedslr.FedslrError, match="nowhere is no folder; expected one with a folder of images for"):
         own.image_folder(tmp_path / "nowhere")
 
 

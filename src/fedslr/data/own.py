@@ -73,17 +73,23 @@ def channel_statistics(images: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, An
 
 
 def _classes(folder: Path) -> list[str]:
-    found = folder.iterdir() if folder.is_dir() else ()
-    names = sorted(p.name for p in found if p.is_dir() and p.name != cache.FOLDER)
+    if not folder.is_dir():
+        raise FedslrError(f"data.name: {folder} is no folder; expected one with a folder of images for every class")
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not _hidden(p))
     if len(names) < 2:
         raise FedslrError(f"data.name: {folder} has {len(names)} class folders, expected at least two")
     return names
 
 
+def _hidden(path: Path) -> bool:
+    """What tools leave among the data: .git, .ipynb_checkpoints, macOS' ._cat.png."""
+    return path.name.startswith(".")
+
+
 def _list(folder: Path, names: Sequence[str]) -> tuple[list[Path], np.ndarray[Any, Any]]:
     paths, labels = [], []
     for label, name in enumerate(names):
-        found = by_name(p for p in (folder / name).glob("*") if p.suffix.lower() in SUFFIXES)
+        found = by_name(p for p in (folder / name).glob("*") if p.suffix.lower() in SUFFIXES and not _hidden(p))
         if not found:
             raise FedslrError(f"{folder / name}: has no images ({', '.join(SUFFIXES[:3])}, …)")
         paths += found
