@@ -30,6 +30,26 @@ def test_npz_with_a_file_per_client(tmp_path):
     assert result.summary["clients"] == 3
 
 
+def test_what_does_nothing_to_data_that_come_by_client_is_told(tmp_path, command):
+    for i, arrays in enumerate(make_arrays([4, 9, 6], (5,))):
+        np.savez(tmp_path / f"{i}.npz", **arrays)
+    name, told = f"npz:{tmp_path}", []
+    assert len(fedslr.load(name, warn=told.append).clients) == 3
+    assert len(fedslr.load(name, clients=2, split="dirichlet", alpha=0.1, warn=told.append).clients) == 2
+    assert told == []
+    aside = f"data: '{name}' comes by client and is taken as it is; split, alpha left aside"
+    few = f"data.clients: got 50, but '{name}' has only 3"
+    with pytest.warns(UserWarning, match="left aside|only 3") as caught:
+        fedslr.load(name, split="iid", alpha=0.3, clients=50)
+    assert [(str(w.message), w.filename) for w in caught] == [(aside, __file__), (few, __file__)]
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'rounds = 1\nmodel.name = "mlp"\n[data]\nname = "{name}"\nsplit = "iid"\nalpha = 0.3\n')
+    code, _, err = command("run", recipe, "--out", tmp_path / "out")
+    assert (code, err.splitlines()[0]) == (0, f"warning: {aside}")
+    code, _, err = command("data", "show", name, "--clients", "50", "--plot", tmp_path / "split.png")
+    assert (code, err.splitlines()) == (0, [f"warning: {few}"])
+
+
 def test_npz_with_a_client_column(tmp_path):
     parts = make_arrays([4, 9], (5,))
     path = tmp_path / "all.npz"
