@@ -30,6 +30,7 @@ from fedslr.store import plain, restore
 
 pytest.importorskip("flwr")
 
+from cryptography import x509
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -194,6 +195,22 @@ def test_keys_are_the_owners_alone_and_never_overwritten(tmp_path):
     public.write_text("nonsense")
     with pytest.raises(FedslrError, match="is no public key"):
         keys.registered_key(tmp_path, 3)
+
+
+@pytest.mark.parametrize("host", ["a b!", "", "münchen.de", "link:9092", "-x", "x..y", "x" * 64])
+def test_certificates_are_for_names_that_there_can_be(host, command, tmp_path):
+    code, _, err = command("federation", "certificates", tmp_path / "keys", "--host", "localhost", "--host", host)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert f"--host: got '{host}', expected a name such as" in err
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize("host", ["link", "super_link-1.example.org", "*.example.org", "10.0.0.7", "::1"])
+def test_certificates_name_the_host(host, tmp_path):
+    keys.make_certificates(tmp_path, [host])
+    made = x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes())
+    (name,) = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert str(name.value) == host
 
 
 # --- the command line -----------------------------------------------------------------------------------------------
