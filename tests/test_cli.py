@@ -107,6 +107,41 @@ def test_version_and_module_entry():
     assert done.stdout.strip() == f"fedslr {fedslr.__version__}"
 
 
+SCRIPT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]["scripts"]["fedslr"]
+
+
+@pytest.mark.parametrize(
+    "call", [["-m", "fedslr"], ["-c", "from {} import {main}; {main}()"]], ids=["module", "script"]
+)
+def test_an_interrupt_while_it_is_imported_is_as_one_later(call, tmp_path):
+    """A torch that interrupts whoever imports it stands for a person who is quick."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise SystemExit(5)\n")
+    module, _, main = SCRIPT.partition(":")
+    path = os.pathsep.join([str(tmp_path), str(Path(fedslr.__path__[0]).parent)])
+    words = [word.format(module, main=main) for word in call]
+    done = subprocess.run(
+        [sys.executable, *words, "--version"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        130,
+        "",
+        "stopped; go on from the last checkpoint with --resume\n",
+    )
+
+
+def test_names_come_when_they_are_asked_for():
+    """`import fedslr` alone is quick, and all the public names are there all the same."""
+    program = (
+        "import sys, fedslr\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert {'run', 'load', 'FedSLR', '__version__'} <= set(dir(fedslr)) and not hasattr(fedslr, 'nothing')\n"
+        "assert fedslr.config.Settings is fedslr.Settings\n"
+        "from fedslr import *\n"
+        "assert run is fedslr.run and FedSLR is fedslr.ALGORITHMS['fedslr']\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_help_names_every_command(command):
     code, printed, _ = command("--help")
     assert code == 0

@@ -11,6 +11,11 @@ TRACEBACK = "FEDSLR_TRACEBACK"
 """Set in the environment by those who want to see more than a line: what is wrong in code of their own."""
 
 
+INTERRUPTED = 130
+"""The exit code of what was stopped by ctrl-C, as shells have it."""
+STOPPED = "stopped; go on from the last checkpoint with --resume"
+
+
 class FedslrError(ValueError):
     """A request that cannot be met. Its text is one plain line; the command line exits with 2."""
 
