@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import tomllib
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 import fedslr
 from fedslr import cli
@@ -105,11 +107,72 @@ def test_version_and_module_entry():
     assert done.stdout.strip() == f"fedslr {fedslr.__version__}"
 
 
+SCRIPT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]["scripts"]["fedslr"]
+
+
+@pytest.mark.parametrize(
+    "call", [["-m", "fedslr"], ["-c", "from {} import {main}; {main}()"]], ids=["module", "script"]
+)
+def test_an_interrupt_while_it_is_imported_is_as_one_later(call, tmp_path):
+    """A torch that interrupts whoever imports it stands for a person who is quick."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise SystemExit(5)\n")
+    module, _, main = SCRIPT.partition(":")
+    path = os.pathsep.join([str(tmp_path), str(Path(fedslr.__path__[0]).parent)])
+    words = [word.format(module, main=main) for word in call]
+    done = subprocess.run(
+        [sys.executable, *words, "--version"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        130,
+        "",
+        "stopped; go on from the last checkpoint with --resume\n",
+    )
+
+
+def test_names_come_when_they_are_asked_for():
+    """`import fedslr` alone is quick, and all the public names are there all the same."""
+    program = (
+        "import sys, fedslr\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert {'run', 'load', 'FedSLR', '__version__'} <= set(dir(fedslr)) and not hasattr(fedslr, 'nothing')\n"
+        "assert fedslr.config.Settings is fedslr.Settings\n"
+        "from fedslr import *\n"
+        "assert run is fedslr.run and FedSLR is fedslr.ALGORITHMS['fedslr']\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_help_names_every_command(command):
     code, printed, _ = command("--help")
     assert code == 0
     for name in ("run", "show", "algorithms"):
         assert name in printed
+
+
+def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Every command below a group, by the words that call it."""
+    found = {}
+    for name, made in group.commands.items():
+        found |= commands_of(made, (*path, name)) if hasattr(made, "commands") else {(*path, name): made}
+    return found
+
+
+COMMANDS = commands_of(typer.main.get_command(cli.app))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_tells_what_every_argument_and_option_is(path, command):
+    """What the functions declare, not what the parser kept of it: a click that typer does not know loses some."""
+    code, printed, _ = command(*path, "--help")
+    assert code == 0
+    assert "\\" not in printed
+    # Long lines are broken at hyphens too.
+    shown = " ".join(printed.split()).replace("- ", "-")
+    declared = typing.get_type_hints(COMMANDS[path].callback.__wrapped__, include_extras=True)
+    for name in declared.keys() - {"return"}:
+        (told,) = declared[name].__metadata__
+        assert told.help, name
+        assert told.help.replace("- ", "-") in shown, name
 
 
 def test_a_defect_is_not_hidden(command, recipe, tmp_path, monkeypatch):
@@ -211,12 +274,12 @@ WRONG_KEYS = [
     ("data.client=3", "unknown key 'client' in data; did you mean 'clients'?"),
     ("model.nam=cnn", "unknown key 'nam' in model; did you mean 'name'?"),
     ("evaluate.evry=3", "unknown key 'evry' in evaluate; did you mean 'every'?"),
-    ("rounds=0", "rounds: got 0, expected a whole number 1 or above"),
-    ("rounds=2.5", "rounds: got 2.5, expected a whole number 1 or above"),
-    ("rounds=many", 'rounds: got "many", expected a whole number 1 or above'),
-    ("rounds=true", "rounds: got true, expected a whole number 1 or above"),
+    ("rounds=0", "rounds: got 0, expected a whole number from 1 to 100,000,000"),
+    ("rounds=2.5", "rounds: got 2.5, expected a whole number from 1 to 100,000,000"),
+    ("rounds=many", 'rounds: got "many", expected a whole number from 1 to 100,000,000'),
+    ("rounds=true", "rounds: got true, expected a whole number from 1 to 100,000,000"),
     ("clients_per_round=50", "clients_per_round: got 50, but there are only 4 clients; expected 1 to 4"),
-    ("batch_size=-1", "batch_size: got -1, expected a whole number 1 or above"),
+    ("batch_size=-1", "batch_size: got -1, expected a whole number from 1 to 100,000,000"),
     ("lr=-0.1", "lr: got -0.1, expected a number above 0"),
     ("lr=nan", "lr: got NaN, expected a number above 0"),
     ("lr_decay=1.5", "lr_decay: got 1.5, expected a number above 0 and at most 1"),
@@ -234,6 +297,13 @@ WRONG_KEYS = [
     ("algorithm.eta_g=1e300", "the global model diverged"),
     ("data.clients=5000", "data.clients: got 5000, but there are only 1347 training samples"),
     ("data.samples_per_client=100000000000000", "expected a whole number from 1 to 100,000,000"),
+    *(
+        (f"{key}=9999999999999999999999", f"{key}: got 9999999999999999999999, expected a whole number from ")
+        for key in (
+            *("rounds", "clients_per_round", "batch_size", "epochs", "personal_epochs", "evaluate.every"),
+            *("evaluate.clients", "checkpoint.every", "data.clients", "data.test_samples"),
+        )
+    ),
     ("data.test_samples=1", "data.test_samples: got 1, too few to follow"),
     ("dtype=float8", 'dtype: got "float8", expected one of float32, float64'),
     ("device=tpu9", "device: got 'tpu9', which this machine cannot use; try auto or cpu"),
@@ -248,7 +318,7 @@ WRONG_KEYS = [
     ("data.alpha=0", "data.alpha: got 0, expected a number above 0"),
     ("data.samples_per_client=5000", "data.samples_per_client: got 5000, but 4 clients can have at most"),
     ("model.name=resnet", "model.name: got 'resnet', no such model"),
-    ("checkpoint.every=0", "checkpoint.every: got 0, expected a whole number 1 or above"),
+    ("checkpoint.every=0", "checkpoint.every: got 0, expected a whole number from 1 to 100,000,000"),
     ("lr.x=1", 'lr: got {"x": 1}, expected a number above 0'),
     ("rounds", "--set: got 'rounds', expected key=value"),
     ("lr=1e30", "training diverged: "),
@@ -286,7 +356,8 @@ WRONG_CALLS = {
     ),
     "resume of nothing": (lambda p: ["run", p / "tiny.toml", "--out", p / "no", "--resume"], "holds no run to resume"),
     "unknown option": (lambda p: ["run", p / "tiny.toml", "--fast"], "--fast"),
-    "unknown command": (lambda p: ["rum"], "rum"),
+    "an option misspelt": (lambda p: ["run", p / "tiny.toml", "--resum"], "--resume"),
+    "unknown command": (lambda p: ["rum"], "No such command 'rum'. Did you mean 'run'? (see fedslr --help)"),
     "missing recipe": (lambda p: ["run"], "Missing argument"),
     "show of nothing": (lambda p: ["show", p / "none"], "none: no such folder"),
     "show of an unfinished run": (lambda p: ["show", write(p / "config.toml", "x").parent], "no finished run in it"),
@@ -321,6 +392,20 @@ def test_wrong_calls(case, command, recipe, tmp_path):
     make, says = WRONG_CALLS[case]
     code, _, err = command(*make(tmp_path))
     assert_one_plain_line(code, err, says)
+
+
+def test_a_mistake_in_ones_own_code_is_a_line_and_a_traceback_for_those_who_ask(command, recipe, tmp_path, monkeypatch):
+    (tmp_path / "my_data.py").write_text("def clients():\n    return 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    wrong = (recipe, "--out", tmp_path / "out", "--set", "data.name=my_data:clients")
+    code, _, err = command("run", *wrong)
+    assert_one_plain_line(code, err, "my_data.py, line 2: ZeroDivisionError: division by zero (FEDSLR_TRACEBACK=1")
+    monkeypatch.setenv("FEDSLR_TRACEBACK", "1")
+    for call in (("run", *wrong), ("compare", *wrong, "--methods", "fedavg")):
+        code, _, err = command(*call)
+        assert code == 2
+        assert "return 1 / 0" in err
+        assert "error: " in err.splitlines()[-1]
 
 
 def test_a_run_is_never_overwritten(command, recipe, tmp_path):

@@ -83,7 +83,7 @@ def test_a_memory_budget_is_a_size(given, size):
     assert schema.build(config.Settings, {"memory_budget": given}).memory_bytes() == size
 
 
-@pytest.mark.parametrize("given", [-1, "much", "8XB", "", 1.5, True])
+@pytest.mark.parametrize("given", [-1, "much", "8XB", "", 1.5, True, 10**25, "9" * 400 + "GB"])
 def test_what_is_no_size_is_no_memory_budget(given):
     with pytest.raises(FedslrError, match=r"memory_budget: got .*, expected a whole number or a text such as 500MB or"):
         schema.build(config.Settings, {"memory_budget": given})

@@ -275,6 +275,7 @@ def poison(client, part, index, value):
         (lambda c: c[1].update(x=["a"] * 5), "client 1: x is no array of numbers"),
         (poison(1, "x", (0, 1), np.nan), "client 1: x has numbers that are not finite"),
         (poison(0, "x_test", (0, 1), np.inf), "client 0: x_test has numbers that are not finite"),
+        (poison(1, "x", (0, 1), 1e39), "client 1: x has numbers that are not finite"),
         (poison(1, "y", 2, 7), "client 1: y has label 7, expected 0 to 2"),
         (poison(1, "y", 2, -1), "client 1: y has label -1, expected 0 to 2"),
     ],
@@ -303,3 +304,14 @@ def test_wrong_splits_are_refused(options, says):
     with pytest.raises(FedslrError) as refused:
         fedslr.load(**{"name": "digits", **options})
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("label", [10**7, 10**12])
+def test_labels_that_do_not_count_from_0_are_told_of(label):
+    """They are article numbers or dates: a model with a score for each would not fit anywhere."""
+    clients = make_arrays([5, 8], (6,))
+    clients[1]["y"][0] = label
+    with pytest.raises(FedslrError, match=f"highest label is {label}, but there are only 27 samples; expected labels"):
+        fedslr.Federation.from_arrays(clients)
+    clients[1]["y"][0] = 999
+    assert fedslr.Federation.from_arrays(clients).num_classes == 1000

@@ -30,6 +30,7 @@ from fedslr.store import plain, restore
 
 pytest.importorskip("flwr")
 
+from cryptography import x509
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -196,6 +197,22 @@ def test_keys_are_the_owners_alone_and_never_overwritten(tmp_path):
         keys.registered_key(tmp_path, 3)
 
 
+@pytest.mark.parametrize("host", ["a b!", "", "münchen.de", "link:9092", "-x", "x..y", "x" * 64])
+def test_certificates_are_for_names_that_there_can_be(host, command, tmp_path):
+    code, _, err = command("federation", "certificates", tmp_path / "keys", "--host", "localhost", "--host", host)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert f"--host: got '{host}', expected a name such as" in err
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize("host", ["link", "super_link-1.example.org", "*.example.org", "10.0.0.7", "::1"])
+def test_certificates_name_the_host(host, tmp_path):
+    keys.make_certificates(tmp_path, [host])
+    made = x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes())
+    (name,) = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert str(name.value) == host
+
+
 # --- the command line -----------------------------------------------------------------------------------------------
 
 
@@ -230,6 +247,22 @@ def test_status_remove_release_and_predict(tmp_path, command):
     code, _, err = command("predict", "--store", tmp_path / "run", tmp_path / "in.npy")
     assert code == 2
     assert "is no node's store" in err
+    inputs = tmp_path / "wrong.npy"
+    for wrong, says in (
+        (np.full((2, 6), np.nan), f"{inputs}: x has numbers that are not finite"),
+        (np.full((2, 6), 1e39), f"{inputs}: x has numbers that are not finite"),
+        (np.full((2, 6), "a"), f"{inputs}: x is no array of numbers"),
+        (np.zeros((2, 6), np.int64), "x: the model does not take inputs of type int64: "),
+    ):
+        np.save(inputs, wrong)
+        code, _, err = command("predict", "--store", tmp_path / "node-1", inputs)
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert err.startswith(f"error: {says}")
+    (tmp_path / "empty.npy").touch()
+    for name, says in (("none.npz", "does not exist"), ("empty.npy", "cannot be read as an array")):
+        code, _, err = command("predict", "--store", tmp_path / "node-1", tmp_path / name)
+        assert code == 2
+        assert err.startswith(f"error: {tmp_path / name}: {says}")
 
 
 def test_without_flower_one_line_says_so(command, monkeypatch, tmp_path):

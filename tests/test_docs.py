@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import mypy.api
 import pytest
 import torch
 
@@ -41,6 +42,15 @@ def test_pages_are_complete_programs(page, tmp_path, monkeypatch, capsys):
 def test_the_readme_example_is_about_ten_lines():
     lines = [line for line in python_blocks("README.md")[0].splitlines() if line.strip()]
     assert len(lines) <= 10
+
+
+def test_the_contributed_method_is_typed_as_we_type(tmp_path):
+    (block,) = python_blocks("CONTRIBUTING.md")
+    (tmp_path / "fedavgm.py").write_text(block)
+    # The cache of `make lint`: without it the type checker reads all of torch.
+    options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
+    said, failed, code = mypy.api.run([*options, str(tmp_path / "fedavgm.py")])
+    assert code == 0, said + failed
 
 
 def test_the_contributed_method_works(monkeypatch, tmp_path):

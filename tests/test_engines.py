@@ -96,6 +96,24 @@ def test_a_convolutional_model_with_augmentation(sizes):
     assert_agree(a, b)
 
 
+class Spare(nn.Module):
+    """Its last layer, which FedRep takes for the head, is used by nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.spare = mlp(), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.body(x)
+        return out
+
+
+@pytest.mark.parametrize("name", ["fedrep", "lgfedavg", "fedslr"])
+def test_a_last_layer_that_is_not_used(name):
+    model = Spare()
+    assert_agree(*(simulate(name, e, RAGGED, model=model) for e in ("eager", "batched")))
+
+
 def test_a_loss_of_ones_own():
     def smoothed(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return cross_entropy(outputs, y, label_smoothing=0.1)
@@ -197,6 +215,25 @@ def test_an_engine_that_looks_ahead_is_told_who_trains_next(name, monkeypatch):
     assert {c for cohort, *_ in trained[:1] for c in cohort} & set(trained[1][0])
 
 
+def batch_of_four() -> Weighted:
+    return Weighted(torch.randn(4, 6), torch.zeros(4, dtype=torch.int64), torch.full((4,), 0.25))
+
+
+@pytest.mark.parametrize("kind", [Task, CohortTask, StackedTask])
+def test_what_nothing_uses_has_gradients_of_zero(kind):
+    model = Spare()
+    task = kind(model, cross_entropy, 0.0)
+    if kind is StackedTask:
+        task.network = stack(model, False)
+        assert task.network is not None
+    params = task.params()
+    head = {k: x for k, x in params.items() if k.startswith("spare")}
+    body = {k: x for k, x in params.items() if k not in head}
+    found = task.loss_grad(head, batch_of_four(), frozen=body)
+    assert found.keys() == head.keys()
+    assert not any(bool(g.any()) for g in found.values())
+
+
 @pytest.mark.parametrize("kind", [Task, CohortTask, StackedTask])
 def test_only_gradients_may_be_rounded(kind):
     """TF32 is for the model's products: a method multiplies its factors in full."""
@@ -212,7 +249,7 @@ def test_only_gradients_may_be_rounded(kind):
     if kind is StackedTask:
         task.network = stack(model, False)
         assert task.network is not None
-    data = Weighted(torch.randn(4, 6), torch.zeros(4, dtype=torch.int64), torch.full((4,), 0.25))
+    data = batch_of_four()
     for task.tf32 in (True, False):
         task.loss_grad(task.params(), data)
         assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == usual

@@ -38,6 +38,9 @@ def test_ones_own_model_by_name(tmp_path, monkeypatch):
         "from torch import nn\n"
         "def build(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], classes))\n"
         "def wrong(shape, classes):\n    return 3\n"
+        "class Wide(nn.Module):\n"
+        "    def __init__(self, shape, classes):\n"
+        "        self.layer = nn.Linear(shape[0], classes)\n"
     )
     (tmp_path / "my_broken.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
@@ -47,7 +50,8 @@ def test_ones_own_model_by_name(tmp_path, monkeypatch):
         ("my_models:biuld", "'my_models' has no such function; did you mean 'build'"),
         ("my_models:wrong", "gave a int, expected an nn.Module"),
         ("no_such_module:build", "there is no module 'no_such_module'"),
-        ("my_broken:build", "importing it fails: ZeroDivisionError"),
+        ("my_broken:build", "importing it fails in .*my_broken.py, line 1: ZeroDivisionError"),
+        ("my_models:Wide", "'my_models:Wide' fails in .*my_models.py, line 8: AttributeError: cannot assign module"),
     ):
         with pytest.raises(FedslrError, match=says):
             fedslr.run(fedslr.FedAvg(), TABLE, name, rounds=1)

@@ -30,6 +30,26 @@ def test_npz_with_a_file_per_client(tmp_path):
     assert result.summary["clients"] == 3
 
 
+def test_what_does_nothing_to_data_that_come_by_client_is_told(tmp_path, command):
+    for i, arrays in enumerate(make_arrays([4, 9, 6], (5,))):
+        np.savez(tmp_path / f"{i}.npz", **arrays)
+    name, told = f"npz:{tmp_path}", []
+    assert len(fedslr.load(name, warn=told.append).clients) == 3
+    assert len(fedslr.load(name, clients=2, split="dirichlet", alpha=0.1, warn=told.append).clients) == 2
+    assert told == []
+    aside = f"data: '{name}' comes by client and is taken as it is; split, alpha left aside"
+    few = f"data.clients: got 50, but '{name}' has only 3"
+    with pytest.warns(UserWarning, match="left aside|only 3") as caught:
+        fedslr.load(name, split="iid", alpha=0.3, clients=50)
+    assert [(str(w.message), w.filename) for w in caught] == [(aside, __file__), (few, __file__)]
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'rounds = 1\nmodel.name = "mlp"\n[data]\nname = "{name}"\nsplit = "iid"\nalpha = 0.3\n')
+    code, _, err = command("run", recipe, "--out", tmp_path / "out")
+    assert (code, err.splitlines()[0]) == (0, f"warning: {aside}")
+    code, _, err = command("data", "show", name, "--clients", "50", "--plot", tmp_path / "split.png")
+    assert (code, err.splitlines()) == (0, [f"warning: {few}"])
+
+
 def test_npz_with_a_client_column(tmp_path):
     parts = make_arrays([4, 9], (5,))
     path = tmp_path / "all.npz"
@@ -39,6 +59,27 @@ def test_npz_with_a_client_column(tmp_path):
     assert [len(c.y) for c in federation.clients] == [9, 4]
     assert np.allclose(federation.clients[1].x, parts[0]["x"])
     assert federation.name == "all"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"x": np.zeros((5, 2))}, r"'client' has shape \[6\], 'x' \[5, 2\]; expected one entry for every sample"),
+        ({"x_test": np.zeros((9, 2))}, r"'client_test' has shape \[4\], 'x_test' \[9, 2\]"),
+        ({"y": np.zeros(7, int)}, r"'client' has shape \[6\], 'y' \[7\]"),
+        ({"x": np.array(3.0)}, r"'x' \[\]"),
+        ({"client": np.zeros((6, 1), int)}, r"'client' has shape \[6, 1\]"),
+        ({"client_test": np.array([0, 1, 9, 9])}, "'client_test' has 9, who has no training data in 'client'"),
+        ({"client_test": np.array(["0", "0", "1", "1"])}, "'client_test' has '0', who has no training data"),
+    ],
+)
+def test_a_client_column_that_does_not_fit(changes, says, tmp_path):
+    path = tmp_path / "all.npz"
+    arrays = {"x": np.zeros((6, 2)), "y": np.arange(6) % 2, "x_test": np.zeros((4, 2)), "y_test": np.arange(4) % 2}
+    who = {"client": np.array([0, 0, 0, 1, 1, 1]), "client_test": np.array([0, 0, 1, 1])}
+    np.savez(path, **{**arrays, **who, **changes})
+    with pytest.raises(fedslr.FedslrError, match=says):
+        fedslr.load(f"npz:{path}")
 
 
 class Evil:
@@ -102,6 +143,31 @@ def test_image_folders(tmp_path):
     assert (len(divided.x), len(divided.x_test)) == (15, 6)
 
 
+def test_what_tools_leave_among_images_is_no_class_and_no_image(tmp_path):
+    write_images(tmp_path)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "cat-checkpoint.png").write_bytes((tmp_path / "cat" / "0.png").read_bytes())
+    (tmp_path / "dog" / "._0.png").write_bytes(b"macOS")
+    made = own.image_folder(tmp_path)
+    assert (made.num_classes, len(made.x) + len(made.x_test)) == (3, 15)
+
+
+def test_tiny_image_folders(tmp_path):
+    """As few as two images of a class are enough: one to learn from, one to test on."""
+    write_images(tmp_path / "two", 2)
+    made = own.image_folder(tmp_path / "two")
+    assert sorted(made.y.tolist()) == sorted(made.y_test.tolist()) == [0, 1, 2]
+    write_images(tmp_path / "one", 1)
+    with pytest.raises(fedslr.FedslrError, match="every class needs at least two images, one of them to test on"):
+        own.image_folder(tmp_path / "one")
+    for part in ("train", "test"):
+        write_images(tmp_path / "divided" / part, 1)
+    assert len(fedslr.load(f"imagefolder:{tmp_path / 'divided'}", clients=3).clients) == 3
+    with pytest.raises(fedslr.FedslrError, match="there are only 3 training samples to share"):
+        fedslr.load(f"imagefolder:{tmp_path / 'divided'}", clients=4)
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -115,7 +181,7 @@ def test_damaged_image_folders(damage, says, tmp_path):
     damage(tmp_path)
     with pytest.raises(fedslr.FedslrError, match=says):
         own.image_folder(tmp_path)
-    with pytest.raises(fedslr.FedslrError, match="has 0 class folders"):
+    with pytest.raises(fedslr.FedslrError, match="nowhere is no folder; expected one with a folder of images for"):
         own.image_folder(tmp_path / "nowhere")
 
 
@@ -234,3 +300,29 @@ def test_ones_own_function(tmp_path, monkeypatch):
     assert [len(c.y) for c in federation.clients] == [5, 9]
     with pytest.raises(fedslr.FedslrError, match="did you mean 'clients'"):
         fedslr.load("my_data:client")
+
+
+def test_what_goes_wrong_in_ones_own_function_is_a_line_that_names_it(tmp_path, monkeypatch):
+    (tmp_path / "my_faults.py").write_text(
+        "import json\n"
+        "def clients():\n    return json.loads('two\\nlines')\n"
+        "def asks(root):\n    return []\n"
+        "def leaves():\n    raise SystemExit('no data')\n"
+        "def later():\n    yield {}\n    raise OSError('gone')\n"
+    )
+    (tmp_path / "my_exit.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    for name, place, says in (
+        ("my_faults:clients", "my_faults.py, line 3", "JSONDecodeError: Expecting value"),
+        ("my_faults:asks", "my_faults.py, line 4", "TypeError: asks() missing 1 required positional argument"),
+        ("my_faults:leaves", "my_faults.py, line 7", "SystemExit: no data"),
+        ("my_faults:later", "my_faults.py, line 10", "OSError: gone"),
+        ("my_exit:clients", "my_exit.py, line 2", "SystemExit: 3"),
+    ):
+        with pytest.raises(fedslr.FedslrError) as refused:
+            fedslr.load(name)
+        told = str(refused.value)
+        assert told.startswith("data.name: ")
+        assert f"'{name}'" in told
+        assert f" in {tmp_path / place}: {says}" in told
+        assert "\n" not in told

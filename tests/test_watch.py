@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,12 +105,17 @@ def test_mistakes_are_answered_with_a_line(command, tmp_path):
     assert "--port: got 99999, expected a whole number from 0 to 65535" in err
 
 
+@pytest.mark.parametrize("times", [1, 20])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_cleanly(number, folder):
+def test_a_signal_ends_it_cleanly(number, times, folder):
+    """Sent again while it ends, it changes nothing."""
     call = [sys.executable, "-m", "fedslr", "watch", str(folder), "--port", "0"]
     with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert "http://127.0.0.1:" in process.stdout.readline()
-        process.send_signal(number)
+        for _ in range(times):
+            process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.01)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")

@@ -7,78 +7,30 @@ result.summary, result.global_params, result.personal_model(3)
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from fedslr.algorithms import (
-    ALGORITHMS,
-    APFL,
-    GPGD,
-    LPGD,
-    Ditto,
-    FedAvg,
-    FedDyn,
-    FedProx,
-    FedRep,
-    FedSLR,
-    FedSpa,
-    LGFedAvg,
-    Local,
-    LowRankLowRank,
-    PerFedAvg,
-    Scaffold,
-    SparseLowRank,
-    SparseSparse,
-)
-from fedslr.api import Result, run
-from fedslr.config import Settings
-from fedslr.data import ClientData, Federation, load
-from fedslr.errors import CheckpointError, FedslrError, Interrupted, WireError
-from fedslr.reopen import open_run
-from fedslr.shipping import export, load_exported
-from fedslr.types import Algorithm, Batch, LocalData, Params, Payload, Round, Task
+if TYPE_CHECKING:
+    from fedslr.public import *  # noqa: F403
+else:
 
-try:
-    __version__ = version("fedslr")
-except PackageNotFoundError:  # run from a source tree
-    __version__ = "0+source"
+    def __getattr__(name: str) -> object:
+        """A public name or a module, once it is asked for.
 
-__all__ = [
-    "ALGORITHMS",
-    "APFL",
-    "GPGD",
-    "LPGD",
-    "Algorithm",
-    "Batch",
-    "CheckpointError",
-    "ClientData",
-    "Ditto",
-    "FedAvg",
-    "FedDyn",
-    "FedProx",
-    "FedRep",
-    "FedSLR",
-    "FedSpa",
-    "Federation",
-    "FedslrError",
-    "Interrupted",
-    "LGFedAvg",
-    "Local",
-    "LocalData",
-    "LowRankLowRank",
-    "Params",
-    "Payload",
-    "PerFedAvg",
-    "Result",
-    "Round",
-    "Scaffold",
-    "Settings",
-    "SparseLowRank",
-    "SparseSparse",
-    "Task",
-    "WireError",
-    "export",
-    "load",
-    "load_exported",
-    "open_run",
-    "run",
-]
+        With them comes torch, which takes seconds to import: the command line answers ctrl-C before that.
+        """
+        from importlib import import_module
+        from importlib.util import find_spec
+
+        if not name.startswith("__") and find_spec(f"fedslr.{name}") is not None:
+            return import_module(f"fedslr.{name}")
+        if not name.startswith("__") or name in ("__all__", "__version__"):
+            public = import_module("fedslr.public")
+            if hasattr(public, name):
+                # From now on it is a name like any other.
+                return globals().setdefault(name, getattr(public, name))
+        raise AttributeError(f"module 'fedslr' has no attribute '{name}'")
+
+    def __dir__() -> list[str]:
+        from fedslr import public
+
+        return sorted({*globals(), *public.__all__})

@@ -258,16 +258,17 @@ def _tracker_names(track: Any) -> Sequence[str]:
     return track
 
 
-def run_recipe(recipe: Recipe, out: Path, **options: Any) -> Result:
+def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None = None, **options: Any) -> Result:
     """Run a recipe in a folder; `options` are those of `run` that are no settings."""
     recipe = replace(recipe, settings=recipe.settings.settled())
     return run(
         recipe.algorithm,
         # The first process decodes images for all.
-        distributed.join().after_first(lambda: share_out(recipe.data)),
+        distributed.join().after_first(lambda: share_out(recipe.data, warn or warnings.warn)),
         recipe.model.name,
         out=out,
         config=recipe.to_toml(),
+        warn=warn,
         **options,
         **asdict(recipe.settings),
     )

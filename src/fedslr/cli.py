@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 import fedslr
 from fedslr import api, config, experiments, schema
@@ -22,13 +23,16 @@ from fedslr.data.images import reporting
 from fedslr.deploy import cli as deploy
 from fedslr.display import Decoding, Display, ManyDisplay, err_console, out_console, print_summary, print_table
 from fedslr.engine import distributed
-from fedslr.errors import FedslrError, Interrupted
+from fedslr.errors import INTERRUPTED, STOPPED, FedslrError, Interrupted, show_traceback
 from fedslr.interrupts import stop_on_signal
 from fedslr.record import locked
 from fedslr.report import commands, figures, tables
 from fedslr.report.page import write_report
 from fedslr.shipping import commands as shipping
 from fedslr.store import write_durably
+
+# Help is plain text; before 0.21 typer escapes brackets for rich in it wherever rich is installed.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     help="Personalized federated learning: a low-rank global model plus a sparse personal part per client.",
@@ -47,9 +51,6 @@ Track = Annotated[
     typer.Option(metavar="NAME", help="Also tell a tracker every round: tensorboard, mlflow, wandb. Repeatable."),
 ]
 Jobs = Annotated[int | None, typer.Option(help="Runs at once. Default: one per core, one on a GPU.")]
-
-
-INTERRUPTED = 130
 
 
 def _version(asked: bool) -> None:
@@ -312,9 +313,10 @@ def main() -> None:
     except Interrupted as stop:
         _leave(str(stop), INTERRUPTED)
     except FedslrError as error:
+        show_traceback(error)
         _leave(f"error: {error}", 2)
     except KeyboardInterrupt:
-        _leave("stopped; go on from the last checkpoint with --resume", INTERRUPTED)
+        _leave(STOPPED, INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

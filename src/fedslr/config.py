@@ -17,7 +17,16 @@ from fedslr.algorithms import ALGORITHMS
 from fedslr.data import DataOptions
 from fedslr.engine.cohort import SELECTIONS
 from fedslr.errors import FedslrError, suggest
-from fedslr.schema import at_least_one, fraction, memory_size, non_negative, one_of, positive, seed_range
+from fedslr.schema import (
+    countable,
+    countable_from_zero,
+    fraction,
+    memory_size,
+    non_negative,
+    one_of,
+    positive,
+    seed_range,
+)
 from fedslr.types import Algorithm, Round
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -29,11 +38,11 @@ Read = TypeVar("Read")
 class Settings:
     """What all methods share: the keywords of `fedslr.run` and the plain keys of a recipe. Defaults are the paper's."""
 
-    rounds: Annotated[int, at_least_one, "communication rounds"] = 1000
-    clients_per_round: Annotated[int | None, at_least_one, "cohort size; 10, or all where there are fewer"] = None
-    batch_size: Annotated[int, at_least_one, "samples per local step"] = 20
-    epochs: Annotated[int, at_least_one, "local passes for the global part"] = 2
-    personal_epochs: Annotated[int, non_negative, "local passes for a personal part"] = 1
+    rounds: Annotated[int, countable, "communication rounds"] = 1000
+    clients_per_round: Annotated[int | None, countable, "cohort size; 10, or all where there are fewer"] = None
+    batch_size: Annotated[int, countable, "samples per local step"] = 20
+    epochs: Annotated[int, countable, "local passes for the global part"] = 2
+    personal_epochs: Annotated[int, countable_from_zero, "local passes for a personal part"] = 1
     lr: Annotated[float, positive, "local step size of the first round"] = 0.1
     lr_decay: Annotated[float, fraction, "factor of the step size per round"] = 0.998
     weight_decay: Annotated[float, non_negative, "weight of ½‖v‖² in every local loss"] = 1e-3
@@ -51,9 +60,9 @@ class Settings:
         int | str | None, memory_size, "memory for clients' states; the rest is on disk; no limit unless given"
     ] = None
     diagnostics: Annotated[bool, "record the quantities of the convergence theory on evaluation rounds"] = False
-    evaluate_every: Annotated[int, at_least_one, "rounds between evaluations; the last round always is one"] = 5
-    evaluate_clients: Annotated[int | None, at_least_one, "clients evaluated, always the same; all unless given"] = None
-    checkpoint_every: Annotated[int, at_least_one, "rounds between checkpoints"] = 1
+    evaluate_every: Annotated[int, countable, "rounds between evaluations; the last round always is one"] = 5
+    evaluate_clients: Annotated[int | None, countable, "clients evaluated, always the same; all unless given"] = None
+    checkpoint_every: Annotated[int, countable, "rounds between checkpoints"] = 1
     checkpoint_minutes: Annotated[
         float, non_negative, "minutes between checkpoints, at least; the last round is always saved"
     ] = 0.0
@@ -271,7 +280,7 @@ def read_as(parse: Callable[[dict[str, Any]], Read], path: Path, changes: Sequen
     try:
         return parse(apply(table, changes))
     except FedslrError as error:
-        raise FedslrError(f"{path}: {error}") from None
+        raise FedslrError(f"{path}: {error}") from error
 
 
 def apply(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:

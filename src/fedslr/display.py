@@ -25,6 +25,11 @@ MANY = 2000
 """Images whose decoding is shown."""
 
 
+def warn(text: str) -> None:
+    """What a person may want to know of a request that is met all the same."""
+    err_console.print(f"warning: {text}")
+
+
 class Decoding:
     """How far the decoding of many images is, as a line of a live display."""
 
@@ -74,7 +79,7 @@ class _Live:
         self.progress.stop()
 
     def warn(self, text: str) -> None:
-        err_console.print(f"warning: {text}")
+        warn(text)
 
 
 class Display(_Live):

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable
+
+TRACEBACK = "FEDSLR_TRACEBACK"
+"""Set in the environment by those who want to see more than a line: what is wrong in code of their own."""
+
+
+INTERRUPTED = 130
+"""The exit code of what was stopped by ctrl-C, as shells have it."""
+STOPPED = "stopped; go on from the last checkpoint with --resume"
 
 
 class FedslrError(ValueError):
@@ -27,3 +37,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+
+
+def show_traceback(error: FedslrError) -> None:
+    """All of an error, where somebody asked for it."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)

@@ -28,7 +28,7 @@ from fedslr import api, config, schema
 from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Recipe
 from fedslr.data import prepare
-from fedslr.errors import FedslrError, Interrupted, suggest
+from fedslr.errors import FedslrError, Interrupted, show_traceback, suggest
 from fedslr.interrupts import ASKS
 from fedslr.machine import cores
 from fedslr.record import Record
@@ -181,6 +181,7 @@ def _run(job: Job, on_progress: Callable[[Progress], None], should_stop: Callabl
     except Interrupted:
         return Outcome(job.name, interrupted=True)
     except FedslrError as error:
+        show_traceback(error)
         return Outcome(job.name, str(error))
     except Exception as error:
         return Outcome(job.name, f"{type(error).__name__}: {' '.join(str(error).split())}")

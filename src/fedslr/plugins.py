@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
-from collections.abc import Callable
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedslr.errors import FedslrError, suggest
+from fedslr.errors import TRACEBACK, FedslrError, suggest
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+LIBRARIES = (
+    *(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parent),
+    "<frozen",
+)
+"""Where code lies that is nobody's own."""
 
 
 def is_name(text: str) -> bool:
@@ -20,7 +30,7 @@ def is_name(text: str) -> bool:
 
 
 def load(where: str, text: str) -> Callable[..., Any]:
-    """The function a person names. Their module runs as any import does."""
+    """The function a person names; what goes wrong in it is told as their mistake. Their module runs as any import."""
     module_name, _, function = text.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -29,13 +39,39 @@ def load(where: str, text: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise FedslrError(f"{where}: got '{text}', but there is no module '{error.name}' here or on the path") from None
-    except Exception as error:
-        raise FedslrError(f"{where}: got '{text}', but importing it fails: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise FedslrError(f"{where}: got '{text}', but importing it fails{_told(error)}") from error
     found = getattr(module, function, None)
     if not callable(found):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise FedslrError(
             f"{where}: got '{text}', but '{module_name}' has no such function; {suggest(function, known)}"
         )
-    result: Callable[..., Any] = found
-    return result
+    return _guarded(where, text, found)
+
+
+def _guarded(where: str, text: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, but for what it raises: one line that says where in the person's code it was."""
+
+    def call(*args: Any) -> Any:
+        try:
+            made = function(*args)
+            # The body of a generator runs when it is read.
+            return list(made) if isinstance(made, Iterator) else made
+        except FedslrError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise FedslrError(f"{where}: '{text}' fails{_told(error, function)}") from error
+
+    return call
+
+
+def _told(error: BaseException, function: Callable[..., Any] | None = None) -> str:
+    """The last line of a person's own that led to an error, that of the function if none did, and the error."""
+    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARIES)]
+    place = f" in {own[-1].filename}, line {own[-1].lineno}" if own else ""
+    if not own and function is not None:
+        with suppress(OSError, TypeError):
+            place = f" in {inspect.getsourcefile(function)}, line {inspect.getsourcelines(function)[1]}"
+    words = " ".join(str(error).split())
+    return f"{place}: {type(error).__name__}: {words} ({TRACEBACK}=1 shows the traceback)"

@@ -34,10 +34,10 @@ class Rule(NamedTuple):
 
 positive = Rule("above 0", lambda v: v > 0)
 non_negative = Rule("0 or above", lambda v: v >= 0)
-at_least_one = Rule("1 or above", lambda v: v >= 1)
 share = Rule("from 0 to 1", lambda v: 0 <= v <= 1)
 seed_range = Rule("from 0 to 2⁶³ − 1", lambda v: 0 <= v < 2**63)
 countable = Rule("from 1 to 100,000,000", lambda v: 1 <= v <= 10**8)
+countable_from_zero = Rule("from 0 to 100,000,000", lambda v: 0 <= v <= 10**8)
 fraction = Rule("above 0 and at most 1", lambda v: 0 < v <= 1)
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -45,7 +45,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 def in_bytes(value: int | str) -> int | None:
     """A size such as 8GB or 500 MB, or a plain number of bytes; None if it is none."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)?", str(value).strip().upper())
+    found = re.fullmatch(r"(\d{1,20}(?:\.\d+)?)\s*([KMGT]?B)?", str(value).strip().upper())
     return None if found is None else int(float(found[1]) * UNITS[found[2] or ""])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -80,6 +80,13 @@ def _as_tf32() -> Iterator[None]:
             backend.allow_tf32 = allowed
 
 
+def gradients(loss: Tensor, wanted: Sequence[Tensor]) -> Sequence[Tensor]:
+    """∂loss/∂wanted: zeros where the loss does not depend on them, be it on none of them, such as an unused head."""
+    if not loss.requires_grad:
+        return [torch.zeros_like(x) for x in wanted]
+    return torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+
+
 class Task:
     """The learning problem: a model, a loss, a weight decay. Methods ask it for gradients."""
 
@@ -130,7 +137,7 @@ class Task:
         free = {k: v.detach().requires_grad_() for k, v in params.items()}
         with self.products(), torch.enable_grad():
             loss = self.loss({**free, **frozen} if frozen else free, batch)
-            grads = torch.autograd.grad(loss, list(free.values()), allow_unused=True, materialize_grads=True)
+            grads = gradients(loss, list(free.values()))
         return dict(zip(free, grads, strict=True))
 
     def products(self) -> AbstractContextManager[None]:

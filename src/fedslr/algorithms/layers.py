@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from fedslr import tree
 from fedslr.errors import FedslrError
 from fedslr.local import scan
-from fedslr.schema import non_negative
+from fedslr.schema import countable_from_zero
 from fedslr.types import Algorithm, Batch, LocalData, Params, Payload, Round, Task
 
 
@@ -76,7 +76,7 @@ class FedRep(_Divided):
 
     name: ClassVar[str] = "fedrep"
 
-    head_epochs: Annotated[int, non_negative, "local passes on the head, before those on the body"] = 1
+    head_epochs: Annotated[int, countable_from_zero, "local passes on the head, before those on the body"] = 1
 
     def divide(self, w: Params) -> tuple[Params, Params]:
         return split_head(w)

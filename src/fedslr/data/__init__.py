@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from fedslr.data.digits import digits
 from fedslr.data.federation import ClientData, Federation
 from fedslr.data.images import cifar10, cifar100, tinyimagenet
 from fedslr.errors import FedslrError, suggest
-from fedslr.schema import at_least_one, countable, one_of, positive, seed_range
+from fedslr.schema import countable, one_of, positive, seed_range
 
 DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "digits": digits,
@@ -25,6 +26,9 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
 
 FEDERATIONS: dict[str, Callable[[Path], Federation]] = {"femnist": own.femnist}
 """Datasets that come by client."""
+
+SHARING = ("split", "alpha", "reuse", "samples_per_client", "test_samples")
+"""Options that say how pooled data are shared out."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class DataOptions:
     alpha: Annotated[float, positive, "concentration of the Dirichlet priors: smaller is more skewed"] = 0.1
     reuse: Annotated[bool, "dirichlet: a class that has run out starts again, as in the authors' code"] = False
     samples_per_client: Annotated[int | None, countable, "training samples of every client"] = None
-    test_samples: Annotated[int | None, at_least_one, "test samples of every client"] = None
+    test_samples: Annotated[int | None, countable, "test samples of every client"] = None
     augment: Annotated[bool, "random flips and crops of training images, for datasets that have them"] = True
     seed: Annotated[int | None, seed_range, "seed of the split; the run's seed unless given"] = None
 
@@ -69,9 +73,10 @@ class DataOptions:
         return made if isinstance(made, Federation) else Federation.from_arrays(made, name=self.name)
 
 
-def load(name: str = "digits", **options: Any) -> Federation:
+def load(name: str = "digits", *, warn: Callable[[str], None] | None = None, **options: Any) -> Federation:
     """A federation made from a dataset: `load("digits", clients=20, split="dirichlet", alpha=0.1, seed=0)`."""
-    return share_out(schema.build(DataOptions, {"name": name, "seed": 0, **options}, "data"))
+    asked = schema.build(DataOptions, {"name": name, "seed": 0, **options}, "data")
+    return share_out(asked, warn or (lambda text: warnings.warn(text, stacklevel=5)))
 
 
 def prepare(options: DataOptions) -> None:
@@ -80,14 +85,16 @@ def prepare(options: DataOptions) -> None:
         options.natural()
 
 
-def share_out(options: DataOptions) -> Federation:
+def share_out(options: DataOptions, tell: Callable[[str], None] = lambda text: None) -> Federation:
     """Split a dataset over clients; every client's test set follows its training labels.
 
-    Data that come by client are taken as they are: the first `clients` of them, if there are more.
+    Data that come by client are taken as they are: the first `clients` of them, if there are more. Whoever asked for
+    something else is told.
     """
     data = options.pooled()
     if data is None:
         found = options.natural()
+        _tell_what_is_left_aside(options, len(found.clients), tell)
         return replace(found, clients=found.clients[: options.clients], options=asdict(options))
     train_labels, test_labels = data.y.numpy(), data.y_test.numpy()
     rng = seeds.generator(seeds.SPLIT, options.seed or 0)
@@ -109,6 +116,16 @@ def share_out(options: DataOptions) -> Federation:
         )
     padding = data.crop_padding if options.augment else 0
     return Federation(clients, data.num_classes, options.name, asdict(options), padding, data.normalization)
+
+
+def _tell_what_is_left_aside(options: DataOptions, there: int, tell: Callable[[str], None]) -> None:
+    """Say which options do nothing to data that come by client. Defaults stand in every written recipe: not those."""
+    plain = DataOptions()
+    asked = [name for name in SHARING if getattr(options, name) != getattr(plain, name)]
+    if asked:
+        tell(f"data: '{options.name}' comes by client and is taken as it is; {', '.join(asked)} left aside")
+    if there < options.clients != plain.clients:
+        tell(f"data.clients: got {options.clients}, but '{options.name}' has only {there}")
 
 
 __all__ = ["DATASETS", "ClientData", "DataOptions", "Federation", "load", "prepare", "share_out"]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedslr import report
 from fedslr.data import DATASETS, cache, load, published
-from fedslr.display import decoding, err_console, out_console
+from fedslr.display import decoding, err_console, out_console, warn
 from fedslr.errors import FedslrError
 from fedslr.report.commands import save
 from fedslr.report.split import label_counts, skew, split_figure
@@ -77,7 +77,7 @@ def show_split(
 ) -> None:
     """Draw how labels are spread over clients, and print how skewed that is."""
     with decoding():
-        federation = load(name, split=split, alpha=alpha, clients=clients, seed=seed, root=str(root))
+        federation = load(name, split=split, alpha=alpha, clients=clients, seed=seed, root=str(root), warn=warn)
     found = skew(label_counts(federation))
     out_console.print(f"{federation.name}: {len(federation.clients)} clients, {federation.num_classes} labels")
     out_console.print(f"a client's most frequent label has {report.percent(found['largest_share'])} of its samples")

@@ -13,9 +13,11 @@ from torch import Tensor
 from fedslr import schema
 from fedslr.data.normalization import UNIT, Normalization
 from fedslr.errors import FedslrError
-from fedslr.schema import at_least_one
+from fedslr.schema import countable
 
 PARTS = ("x", "y", "x_test", "y_test")
+MANY_CLASSES, PER_SAMPLE = 1000, 10
+"""More classes than this, and more than so many for every sample, are taken for labels that do not count from 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +97,7 @@ class Federation:
         """
         if not isinstance(clients, Iterable):
             raise FedslrError(f"clients: got a {type(clients).__name__}, expected one mapping of arrays per client")
-        num_classes = schema.check_value("num_classes", num_classes, Annotated[int | None, at_least_one])
+        num_classes = schema.check_value("num_classes", num_classes, Annotated[int | None, countable])
         made = [_client(i, arrays) for i, arrays in enumerate(clients)]
         if not made:
             return cls(made, 0, name)
@@ -111,14 +113,25 @@ class Federation:
                         f"client {i}: {part} holds inputs of shape {list(x.shape[1:])}, client 0 of {list(shape)}; "
                         "all clients must share one input shape"
                     )
-        highest = max(int(y.max()) for c in made for y in (c.y, c.y_test) if len(y))
-        classes = num_classes if num_classes is not None else highest + 1
+        classes = num_classes if num_classes is not None else _count_classes(made)
         for i, client in enumerate(made):
             for part, y in (("y", client.y), ("y_test", client.y_test)):
                 if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
                     wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
                     raise FedslrError(f"client {i}: {part} has label {wrong}, expected 0 to {classes - 1}")
         return cls(made, classes, name, normalization=UNIT if eight_bit else None)
+
+
+def _count_classes(clients: Sequence[ClientData]) -> int:
+    """As many as the highest label says; labels that are codes, and not numbers of classes, would fill the memory."""
+    labels = [y for c in clients for y in (c.y, c.y_test) if len(y)]
+    classes, samples = max(int(y.max()) for y in labels) + 1, sum(len(y) for y in labels)
+    if classes > MANY_CLASSES and classes > PER_SAMPLE * samples:
+        raise FedslrError(
+            f"y: the highest label is {classes - 1}, but there are only {samples} samples; expected labels from 0 to "
+            "C − 1 for C classes, such as numpy.unique(y, return_inverse=True)[1]"
+        )
+    return classes
 
 
 def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
@@ -129,7 +142,7 @@ def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
         raise FedslrError(f"client {index}: {missing[0]} is missing; every client needs {', '.join(PARTS)}")
     if unknown := [part for part in arrays if part not in PARTS]:
         raise FedslrError(f"client {index}: unknown part '{unknown[0]}'; every client has {', '.join(PARTS)}")
-    tensors = {part: _tensor(f"client {index}: {part}", arrays[part]) for part in PARTS}
+    tensors = {part: as_tensor(f"client {index}: {part}", arrays[part]) for part in PARTS}
     if not tensors["x_test"].numel() and not tensors["y_test"].numel():
         tensors["x_test"], tensors["y_test"] = tensors["x"][:0], tensors["y"][:0]
     for inputs, labels in (("x", "y"), ("x_test", "y_test")):
@@ -142,12 +155,17 @@ def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
             raise FedslrError(f"client {index}: {labels} must be one axis of whole-number labels, got {found}")
         if len(x) != len(y):
             raise FedslrError(f"{where} has {len(x)} samples but {labels} has {len(y)} labels")
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            raise FedslrError(f"{where} has numbers that are not finite (NaN or infinity); clean them first")
+        require_finite(where, x)
         tensors[labels] = y.long()
     if len(tensors["x"]) == 0:
         raise FedslrError(f"client {index}: x is empty; leave out clients without training data")
     return ClientData(**tensors)
+
+
+def require_finite(where: str, x: Tensor) -> None:
+    """Refuse inputs that are no finite numbers in single precision, which is what models are given."""
+    if x.is_floating_point() and not bool(torch.isfinite(x.float()).all()):
+        raise FedslrError(f"{where} has numbers that are not finite (NaN, infinity, above 3.4e38); clean them first")
 
 
 def _as_float(x: Tensor) -> Tensor:
@@ -157,7 +175,8 @@ def _as_float(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.float()
 
 
-def _tensor(where: str, array: Any) -> Tensor:
+def as_tensor(where: str, array: Any) -> Tensor:
+    """An array of numbers of any kind as a tensor; others are refused."""
     try:
         made = array.detach() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
         if made.layout != torch.strided or made.is_complex():

@@ -7,6 +7,7 @@ is believed.
 from __future__ import annotations
 
 import json
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +42,9 @@ def image_folder(root: Path) -> Dataset:
             raise FedslrError(f"{root}: every class needs at least two images, one of them to test on")
         from sklearn.model_selection import train_test_split
 
-        parts = train_test_split(np.arange(len(paths)), test_size=0.2, stratify=labels, random_state=0)
+        # Of few images a fifth would not have one of every class.
+        held_out = max(math.ceil(0.2 * len(paths)), len(names))
+        parts = train_test_split(np.arange(len(paths)), test_size=held_out, stratify=labels, random_state=0)
         (train, y), (test, y_test) = (([paths[i] for i in part], labels[part]) for part in parts)
 
     def decode() -> cache.Arrays:
@@ -70,17 +73,23 @@ def channel_statistics(images: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, An
 
 
 def _classes(folder: Path) -> list[str]:
-    found = folder.iterdir() if folder.is_dir() else ()
-    names = sorted(p.name for p in found if p.is_dir() and p.name != cache.FOLDER)
+    if not folder.is_dir():
+        raise FedslrError(f"data.name: {folder} is no folder; expected one with a folder of images for every class")
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not _hidden(p))
     if len(names) < 2:
         raise FedslrError(f"data.name: {folder} has {len(names)} class folders, expected at least two")
     return names
 
 
+def _hidden(path: Path) -> bool:
+    """What tools leave among the data: .git, .ipynb_checkpoints, macOS' ._cat.png."""
+    return path.name.startswith(".")
+
+
 def _list(folder: Path, names: Sequence[str]) -> tuple[list[Path], np.ndarray[Any, Any]]:
     paths, labels = [], []
     for label, name in enumerate(names):
-        found = by_name(p for p in (folder / name).glob("*") if p.suffix.lower() in SUFFIXES)
+        found = by_name(p for p in (folder / name).glob("*") if p.suffix.lower() in SUFFIXES and not _hidden(p))
         if not found:
             raise FedslrError(f"{folder / name}: has no images ({', '.join(SUFFIXES[:3])}, …)")
         paths += found
@@ -99,11 +108,13 @@ def npz(path: Path) -> Federation:
             raise FedslrError(f"data.name: {path} has no .npz files")
         return _named(Federation.from_arrays([_require(f, read_npz(f), PARTS) for f in files]), path)
     arrays = _require(path, read_npz(path), (*PARTS, "client", "client_test"))
-    for who, labels in (("client", "y"), ("client_test", "y_test")):
-        if arrays[who].shape != arrays[labels].shape:
-            raise FedslrError(
-                f"{path}: '{who}' has shape {list(arrays[who].shape)}, '{labels}' {list(arrays[labels].shape)}"
-            )
+    for part in PARTS:
+        who = "client_test" if part.endswith("test") else "client"
+        if arrays[who].ndim != 1 or arrays[part].shape[:1] != arrays[who].shape:
+            shapes = f"'{who}' has shape {list(arrays[who].shape)}, '{part}' {list(arrays[part].shape)}"
+            raise FedslrError(f"{path}: {shapes}; expected one entry for every sample")
+    if unknown := set(arrays["client_test"].tolist()) - set(arrays["client"].tolist()):
+        raise FedslrError(f"{path}: 'client_test' has {min(unknown)!r}, who has no training data in 'client'")
     clients = []
     for one in np.unique(arrays["client"]):
         train, test = arrays["client"] == one, arrays["client_test"] == one
@@ -130,7 +141,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         with np.load(path, allow_pickle=False) as loaded:
             return {name: loaded[name] for name in loaded.files}
     except FileNotFoundError:
-        raise FedslrError(f"data.name: {path} does not exist") from None
+        raise FedslrError(f"{path}: does not exist") from None
     except FedslrError:
         raise
     except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,10 +20,13 @@ from fedslr.store import write_durably
 
 LIFE = datetime.timedelta(days=825)
 """As long as certificates are commonly believed."""
+HOST = re.compile(r"(\*\.)?(?!-)[\w-]{1,63}(?<!-)(\.(?!-)[\w-]{1,63}(?<!-))*", re.ASCII)
+"""A name as DNS and container networks have them."""
 
 
 def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
     """ca.crt for everybody, server.crt and server.key for the SuperLink. The authority's key is kept nowhere."""
+    names = [_name(host) for host in hosts]
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_to_overwrite(folder / "ca.crt", folder / "server.key", folder / "server.crt")
     authority, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
@@ -45,7 +49,6 @@ def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
         .sign(authority, hashes.SHA384())
     )
-    names = [_name(host) for host in hosts]
     server = (
         _certificate(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "SuperLink")]), issuer, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -104,6 +107,9 @@ def _name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if len(host) > 253 or HOST.fullmatch(host) is None:
+            expected = "a name such as superlink.example.org or an address such as 10.0.0.7, without a port"
+            raise FedslrError(f"--host: got '{host}', expected {expected}") from None
         return x509.DNSName(host)
 
 

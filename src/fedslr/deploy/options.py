@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from fedslr import config, models, schema
 from fedslr.config import Recipe
 from fedslr.errors import FedslrError
-from fedslr.schema import Rule, at_least_one, memory_size, non_negative, positive
+from fedslr.schema import Rule, countable, countable_from_zero, memory_size, positive
 from fedslr.types import Task
 
 shape_text = Rule("such as 3x32x32", lambda v: re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", v) is not None)
@@ -27,11 +27,13 @@ class FederationOptions:
     """A recipe's `federation` table: what a simulation knows from its data, and how long a round waits."""
 
     inputs: Annotated[str, shape_text, "shape of one input"]
-    classes: Annotated[int, at_least_one, "number of labels"]
-    crop_padding: Annotated[int, non_negative, "zero pixels around training images for random crops; 0: none"] = 0
+    classes: Annotated[int, countable, "number of labels"]
+    crop_padding: Annotated[
+        int, countable_from_zero, "zero pixels around training images for random crops; 0: none"
+    ] = 0
     deadline: Annotated[float, positive, "seconds a round waits for its cohort"] = 600.0
-    minimum: Annotated[int | None, at_least_one, "uploads a round needs; half its cohort unless given"] = None
-    attempts: Annotated[int, at_least_one, "how often a round is tried before the run stops"] = 10
+    minimum: Annotated[int | None, countable, "uploads a round needs; half its cohort unless given"] = None
+    attempts: Annotated[int, countable, "how often a round is tried before the run stops"] = 10
     max_bytes: Annotated[int | str | None, memory_size, "largest upload; twice a dense model unless given"] = None
     norm_bound: Annotated[float | None, positive, "longest upload that is counted whole; of others, a share"] = None
     joining: Annotated[bool, "whether new clients may join once the run has begun"] = True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedslr.data import own
+from fedslr.data.federation import as_tensor, require_finite
 from fedslr.data.normalization import UNIT
 from fedslr.deploy import options
 from fedslr.deploy.node_store import NodeStore
@@ -33,17 +35,30 @@ def scores(store: Path, x: Tensor) -> Tensor:
     first = next(task.model.parameters())
     shown = UNIT(x, first.dtype) if x.dtype == torch.uint8 else x
     parts = shown.to(first.device, first.dtype if shown.is_floating_point() else shown.dtype).split(CHUNK)
-    return torch.cat([task.outputs({k: p.to(first.device) for k, p in params.items()}, part).cpu() for part in parts])
+    held = {k: p.to(first.device) for k, p in params.items()}
+    try:
+        return torch.cat([task.outputs(held, part).cpu() for part in parts])
+    except RuntimeError as error:
+        kind = str(x.dtype).removeprefix("torch.")
+        reason = str(error).split("\n")[0]
+        raise FedslrError(f"x: the model does not take inputs of type {kind}: {reason}") from error
 
 
 def read_inputs(path: Path) -> Tensor:
-    """The array of a .npy file, or `x` of a .npz file."""
+    """The array of a .npy file, or `x` of a .npz file, checked as training data are."""
+    x = as_tensor(f"{path}: x", _read_array(path))
+    require_finite(f"{path}: x", x)
+    return x
+
+
+def _read_array(path: Path) -> np.ndarray[Any, Any]:
     if path.suffix == ".npy":
         try:
-            return torch.from_numpy(np.load(path, allow_pickle=False))
+            with path.open("rb") as file:
+                return np.lib.format.read_array(file, allow_pickle=False)
         except (OSError, ValueError) as error:
             raise FedslrError(f"{path}: cannot be read as an array: {error}") from None
     arrays = own.read_npz(path)
     if "x" not in arrays:
         raise FedslrError(f"{path}: lacks the array 'x'")
-    return torch.from_numpy(arrays["x"])
+    return arrays["x"]

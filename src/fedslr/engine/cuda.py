@@ -27,7 +27,7 @@ from fedslr import tree
 from fedslr.data.normalization import inputs
 from fedslr.engine.batched import Batched, CohortTask, T, Together, changing
 from fedslr.engine.stacked import Network, aside, has_triton, is_same, stack
-from fedslr.types import Params, Payload, Phased, Round
+from fedslr.types import Params, Payload, Phased, Round, gradients
 
 # --- gradients of a cohort --------------------------------------------------------------------------------------------
 
@@ -96,8 +96,7 @@ class StackedTask(CohortTask):
             else:
                 each = torch.vmap(self.loss_function)(outputs.flatten(0, 1)[:, None], y.flatten()[:, None])
                 loss = (each * weight.flatten()).sum()
-            wanted = list(inputs.values())[:free]
-            grads = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+            grads = gradients(loss, list(inputs.values())[:free])
             aside.join()
             return list(grads)
 

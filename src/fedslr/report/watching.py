@@ -44,18 +44,24 @@ def serving(folder: Path, port: int) -> Iterator[Server]:
 
 @contextmanager
 def until_told() -> Iterator[None]:
-    """Ctrl-C or SIGTERM is the way to end this, and no failure."""
+    """Ctrl-C or SIGTERM is the way to end this, and no failure; told again, it is ending already."""
 
     def stop(number: int, frame: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        for number in before:
+            signal.signal(number, stop)
         yield
     except KeyboardInterrupt:
         pass
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            if signal.getsignal(number) is stop:
+                signal.signal(number, handler)
 
 
 def stamp(folder: Path) -> str:
