@@ -37,6 +37,7 @@ typer.core.HAS_RICH = False
 app = typer.Typer(
     help="Personalized federated learning: a low-rank global model plus a sparse personal part per client.",
     invoke_without_command=True,
+    context_settings={"max_content_width": 110},
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
