@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,11 @@ def test_functions_within_functions_are_looked_into() -> None:
     parts = ((None, 1), (inner, 2))
     assert any(x is own for x in cuda._closed_over(outer))
     assert any(x is own for x in cuda._closed_over(lambda: parts))
+    assert any(x is own for x in cuda._closed_over(lambda x, by=own: x * by))
+    assert any(x is own for x in cuda._closed_over(lambda x, *, by=parts: x * by["own"]))
+    assert any(x is own for x in cuda._closed_over(functools.partial(torch.mul, own)))
+    assert any(x is own for x in cuda._closed_over(functools.partial(lambda x, by: x, by=[inner])))
+    assert not list(cuda._closed_over(functools.partial(torch.mul, 2)))
 
 
 def test_a_layer_of_no_numbers_is_not_thresholded_away() -> None:

@@ -156,12 +156,20 @@ def _closed_over(fn: Any) -> Iterator[Tensor]:
         if id(this) in seen:
             continue
         seen.add(id(this))
-        for cell in getattr(this, "__closure__", None) or ():
-            for found in pytree.tree_leaves(cell.cell_contents):
+        for held in _held_by(this):
+            for found in pytree.tree_leaves(held):
                 if isinstance(found, Tensor):
                     yield found
                 else:
                     left.append(found)
+
+
+def _held_by(fn: Any) -> list[Any]:
+    """What a function carries with it: what it closes over, its defaults, what is bound to it already."""
+    if isinstance(fn, functools.partial):
+        return [fn.func, fn.args, fn.keywords]
+    cells = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+    return [*cells, getattr(fn, "__defaults__", None), getattr(fn, "__kwdefaults__", None)]
 
 
 def _fuse(fn: Callable[..., Any], trees: list[list[Any]]) -> list[Any]:
