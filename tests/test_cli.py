@@ -395,11 +395,11 @@ def test_wrong_calls(case, command, recipe, tmp_path):
 
 
 def test_a_mistake_in_ones_own_code_is_a_line_and_a_traceback_for_those_who_ask(command, recipe, tmp_path, monkeypatch):
-    (tmp_path / "my_data.py").write_text("def clients():\n    return 1 / 0\n")
+    (tmp_path / "my_mistake.py").write_text("def clients():\n    return 1 / 0\n")
     monkeypatch.chdir(tmp_path)
-    wrong = (recipe, "--out", tmp_path / "out", "--set", "data.name=my_data:clients")
+    wrong = (recipe, "--out", tmp_path / "out", "--set", "data.name=my_mistake:clients")
     code, _, err = command("run", *wrong)
-    assert_one_plain_line(code, err, "my_data.py, line 2: ZeroDivisionError: division by zero (FEDSLR_TRACEBACK=1")
+    assert_one_plain_line(code, err, "my_mistake.py, line 2: ZeroDivisionError: division by zero (FEDSLR_TRACEBACK=1")
     monkeypatch.setenv("FEDSLR_TRACEBACK", "1")
     for call in (("run", *wrong), ("compare", *wrong, "--methods", "fedavg")):
         code, _, err = command(*call)
