@@ -473,6 +473,7 @@ class Simulation:
         self.start = kept["start"]
         self.server = restore(type(self.server), kept["server"])
         self.done = self._saved = generation.rounds
+        self._expected = None
         self.seconds = {**self.seconds, **generation.notes["seconds"]}
         self.announced = self._announced(self.server)
 
