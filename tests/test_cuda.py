@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,13 +18,14 @@ import fedslr
 from conftest import make_federation, small_cnn
 from fedslr import prox, spectral, tree
 from fedslr.algorithms import ALGORITHMS
+from fedslr.algorithms.fedavg import FedAvg
 from fedslr.config import Settings
 from fedslr.engine import cuda, stacked
-from fedslr.engine.batched import stack
+from fedslr.engine.batched import changing, stack
 from fedslr.engine.cuda import Cuda
 from fedslr.engine.rounds import Simulation
 from fedslr.models.resnet import Block
-from fedslr.types import Round
+from fedslr.types import Params, Phased, Round
 
 NOT_TOGETHER = ("lpgd", "sparse-lowrank", "lowrank-lowrank")
 """Methods that choose a rank inside a local step."""
@@ -69,6 +72,64 @@ def test_fused_and_stacked_work_is_the_eager_engines(
         wanted = eager.local_update(client, states[slot], payloads[slot], now)
         for a, b in zip(pytree.tree_leaves((state, made.upload(slot))), pytree.tree_leaves(wanted), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+class Replayed(Cuda):
+    """The engine and its recordings, but replayed as plain calls in the same memory: what needs no GPU of them."""
+
+    def _record(self, batches: Any, states: Any, payloads: Any, shared: bool, round: Round) -> Any:
+        clients = len(states)
+        room = pytree.tree_map(lambda x: cuda._like(x, clients), states[0])
+        sent = pytree.tree_map(lambda x: cuda._like(x, None if shared else clients), payloads[0])
+        recording = cuda._Recording(room, sent, changing(round, self.device), shared)
+        recording.load_states(states)
+
+        def replay() -> None:
+            recording.made = self._run(batches, room, sent, shared, round._replace(**recording.numbers))
+
+        recording.replay = replay  # type: ignore[method-assign]
+        return recording
+
+    def meanwhile(self, work: Any) -> Any:
+        return ThreadPoolExecutor(1).submit(work) if isinstance(self.algorithm, Phased) else None
+
+
+class Kept(NamedTuple):
+    before: Params
+
+
+@dataclass(frozen=True)
+class Late(FedAvg):
+    """Sends what was learned the time before: uploads are a part of the states that clients begin with."""
+
+    name: ClassVar[str] = "late"
+
+    def init_client(self, w: Params) -> Any:
+        return Kept(tree.zeros(w))
+
+    def local_update(self, task: Any, client: Any, payload: Params, data: Any, round: Round) -> Any:
+        _, made = super().local_update(task, client, payload, data, round)
+        return Kept(made), client.before
+
+
+@pytest.mark.parametrize(
+    ("method", "selection"),
+    [("fedslr", "bernoulli"), ("late", "uniform"), *((m, "uniform") for m in ALGORITHMS if m not in NOT_TOGETHER)],
+)
+def test_rounds_in_the_same_memory_are_the_batched_engines(
+    method: str, selection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next cohort's states and batches are put in place while the server is still at work."""
+    monkeypatch.setitem(ALGORITHMS, "late", Late)
+    asked = {"rounds": 5, "selection": selection, "engine": "batched", "evaluate_every": 2}
+    wanted, ours = (simulation(method, [23, 17, 40, 20, 9], "cpu", **asked) for _ in range(2))
+    e = ours.engine
+    ours.engine = Replayed(e.algorithm, e.task, e.clients, e.batch_size, e.seed)
+    for a, b in zip(ours.rounds(), wanted.rounds(), strict=True):
+        assert (a.bytes_up, a.bytes_down, a.accuracy_personal) == (b.bytes_up, b.bytes_down, b.accuracy_personal)
+    for client in range(5):
+        for k, p in wanted.personal_params(client).items():
+            torch.testing.assert_close(ours.personal_params(client)[k], p, rtol=1e-10, atol=1e-12, msg=k)
 
 
 def test_functions_within_functions_are_looked_into() -> None:

@@ -176,6 +176,20 @@ def test_divergence_is_told_alike(name):
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("engine", ["eager", "batched"])
+def test_divergence_is_that_of_the_client_it_is(engine, store, tmp_path):
+    """Also where the disk refuses its state, as late as with that of a client behind it."""
+    federation = make_federation([8] * 24)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    federation.clients[3] = dataclasses.replace(federation.clients[3], x=federation.clients[3].x * 1e30)
+    with pytest.raises(fedslr.FedslrError, match="round 1, client 3: training diverged"):
+        fedslr.run(
+            fedslr.FedSLR(), federation, model, rounds=2, clients_per_round=24,
+            engine=engine, device="cpu", store=store, out=tmp_path / "out",
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["fedslr", "fedavg"])
 def test_the_server_may_work_while_clients_still_train(name, monkeypatch):
     """An engine that has the uploads early has the next server made beside the training: the same server."""

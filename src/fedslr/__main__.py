@@ -6,23 +6,24 @@ import os
 import signal
 import sys
 
-from fedslr.errors import INTERRUPTED, STOPPED
+from fedslr.errors import INTERRUPTED
 
 
 def main() -> None:
     """Import the command line and run it; ctrl-C ends both alike."""
-    patient = signal.getsignal(signal.SIGINT)
-    if patient is signal.default_int_handler:
+    usual = signal.default_int_handler
+    if signal.getsignal(signal.SIGINT) is usual:
         # An exception would pass through whatever is half imported, which may take it for a failure of its own.
         signal.signal(signal.SIGINT, _leave)
     from fedslr import cli
 
-    signal.signal(signal.SIGINT, patient)
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, usual)
     cli.main()
 
 
 def _leave(number: int, frame: object) -> None:
-    print(STOPPED, file=sys.stderr, flush=True)
+    print("stopped before anything was done", file=sys.stderr, flush=True)
     os._exit(INTERRUPTED)
 
 

@@ -23,7 +23,7 @@ from fedslr.data.images import reporting
 from fedslr.deploy import cli as deploy
 from fedslr.display import Decoding, Display, ManyDisplay, err_console, out_console, print_summary, print_table
 from fedslr.engine import distributed
-from fedslr.errors import INTERRUPTED, STOPPED, FedslrError, Interrupted, show_traceback
+from fedslr.errors import INTERRUPTED, FedslrError, Interrupted, show_traceback
 from fedslr.interrupts import stop_on_signal
 from fedslr.record import locked
 from fedslr.report import commands, figures, tables
@@ -317,7 +317,7 @@ def main() -> None:
         show_traceback(error)
         _leave(f"error: {error}", 2)
     except KeyboardInterrupt:
-        _leave(STOPPED, INTERRUPTED)
+        _leave("stopped; go on from the last checkpoint with --resume", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

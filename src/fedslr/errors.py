@@ -13,7 +13,6 @@ TRACEBACK = "FEDSLR_TRACEBACK"
 
 INTERRUPTED = 130
 """The exit code of what was stopped by ctrl-C, as shells have it."""
-STOPPED = "stopped; go on from the last checkpoint with --resume"
 
 
 class FedslrError(ValueError):

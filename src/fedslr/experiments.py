@@ -34,7 +34,7 @@ from fedslr.machine import cores
 from fedslr.record import Record
 from fedslr.schema import seed_range
 
-LONGEST = 200
+LONGEST = 230
 """Characters of a folder's name that say what a run is; file systems take 255, with the seed and all."""
 
 
@@ -106,7 +106,7 @@ def _as_name(words: str) -> str:
     name = quote(words, safe="=,+ ")
     if len(name) <= LONGEST:
         return name
-    return f"{name[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return f"{name[: LONGEST - 13]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def checked_seeds(seeds: Sequence[int]) -> Sequence[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -17,8 +18,8 @@ from fedslr.errors import TRACEBACK, FedslrError, suggest
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 LIBRARIES = (
-    *(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).parent),
+    *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parent) + os.sep,
     "<frozen",
 )
 """Where code lies that is nobody's own."""

@@ -6,7 +6,7 @@ of small singular values, so all of it is done in double precision for matrices 
 
 Of a large matrix few singular values are above the threshold once training has gone on for a while, and their vectors
 are near those of the round before. From there some steps of subspace iteration lead to them, and a Cholesky
-decomposition of what is left proves that there are no others: the rank is as exact as a full decomposition's.
+decomposition of what is left proves that there are no others: the rank is as exact as by decomposing the Gram matrix.
 """
 
 from __future__ import annotations

@@ -99,9 +99,9 @@ class CohortBatches:
 
     def _count(self, examples: Sequence[int]) -> None:
         """Every client's samples and batches, as numbers that stay where they are."""
-        found = torch.tensor([(n, -(-n // self.shape.batch)) for n in examples], dtype=self.dtype)
+        found = self._send(np.array([(n, -(-n // self.shape.batch)) for n in examples])).to(self.dtype)
         if self.counts is None:
-            self.counts = found.to(self.device)
+            self.counts = found
         else:
             self.counts.copy_(found)
 

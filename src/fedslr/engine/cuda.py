@@ -209,6 +209,13 @@ def _copy(places: Sequence[Sequence[Tensor]], trees: Sequence[Any]) -> None:
             torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
 
 
+def _apart(uploads: Payload, states: Any) -> Payload:
+    """Uploads that lie elsewhere than the states clients began with, whose place the next cohort's take early."""
+    taken = {x.untyped_storage().data_ptr() for x in pytree.tree_leaves(states)}
+    made: Payload = pytree.tree_map(lambda x: x.clone() if x.untyped_storage().data_ptr() in taken else x, uploads)
+    return made
+
+
 class _Recording:
     """A captured round, as graphs to be launched one after another, and where its inputs and outputs lie.
 
@@ -351,6 +358,8 @@ class Cuda(Batched):
 
     def expect(self, cohort: Sequence[int], states: Sequence[Any], round: Round) -> None:
         """Batches and states are put where the graphs read them as soon as those that run now have done so."""
+        if self._plain:
+            return
         key = (len(cohort), self._last[1], round.epochs, round.personal_epochs)
         recording = self._recordings.get(key)
         if recording is not None:
@@ -361,11 +370,14 @@ class Cuda(Batched):
     def _run(self, batches: Any, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
         method = self.algorithm
         if not isinstance(method, Phased):
-            return super()._run(batches, states, payload, shared, round)
-        states, uploads = self._each(method.fit, batches, states, payload, shared, round)
+            made = super()._run(batches, states, payload, shared, round)
+            return made._replace(uploads=_apart(made.uploads, states))
+        between, uploads = self._each(method.fit, batches, states, payload, shared, round)
+        uploads = _apart(uploads, states)
         self._between_phases()
-        states = self._each(method.personalize, batches, states, payload, shared, round)
-        return Together(states, uploads, len(batches.cohort))
+        return Together(
+            self._each(method.personalize, batches, between, payload, shared, round), uploads, len(batches.cohort)
+        )
 
     def meanwhile(self, work: Callable[[], T]) -> Future[T] | None:
         uploaded = self._uploaded

@@ -167,7 +167,7 @@ class Simulation:
             ) from error
         if self.device.type == "cuda":
             self.warn("the clients of this run cannot be trained together; they train one after another")
-        self.engine = engine.one_by_one()
+        self.engine, self._expected = engine.one_by_one(), None
 
     def _train_each(self, sampled: list[int], round: Round, record: Record) -> Payload:
         mean = tree.Mean()
@@ -187,21 +187,24 @@ class Simulation:
         payloads = [self._send_to(state, record) for state in states]
         weights = [self.algorithm.weight(self.examples[c]) for c in sampled]
         made = engine.train(sampled, states, payloads, round)
-        # From here to where sizes are read nothing waits for a GPU: it is all done while clients still train.
+        # From here to where sizes are read nothing waits for a GPU, if it has room for all states: it is done while
+        # clients still train.
         if self.group.size == 1:
             self._ahead = engine.meanwhile(lambda: self._aggregate(made.mean(weights), len(sampled)))
         read = self.post.survey(made)
         kept = made.each()
-        for slot, (client, state) in enumerate(zip(sampled, kept, strict=True)):
-            with self._named(round, client):
+        try:
+            for slot, (client, state) in enumerate(zip(sampled, kept, strict=True)):
                 self._keep(client, state, made.upload(slot) if self.settings.diagnostics else {})
-        self._expect_next(engine)
-        sizes, broken = read()
-        for slot, client in enumerate(sampled):
-            record.count_up(sizes[slot])
-            with self._named(round, client):
-                if slot in broken:
+            self._expect_next(engine)
+        finally:
+            # Before anything that comes of it, such as a file that takes no such numbers: whose training diverged.
+            sizes, broken = read()
+            for slot in broken:
+                with self._named(round, sampled[slot]):
                     wire.require_finite({"state": plain(kept[slot]), **made.upload(slot)})
+        for size in sizes:
+            record.count_up(size)
         return made.mean(weights) if self._ahead is None else {}
 
     def _expect_next(self, engine: Batched) -> None:
@@ -473,7 +476,7 @@ class Simulation:
         self.start = kept["start"]
         self.server = restore(type(self.server), kept["server"])
         self.done = self._saved = generation.rounds
-        self._expected = None
+        self._ahead = self._expected = None
         self.seconds = {**self.seconds, **generation.notes["seconds"]}
         self.announced = self._announced(self.server)
 
