@@ -414,6 +414,28 @@ def test_rounds_can_be_added_to_a_finished_run(tmp_path):
     assert (a["server"], a["clients"]) == (b["server"], b["clients"])
 
 
+def test_another_loss_or_selection_is_told(tmp_path):
+    """No file can hold a function: the run goes on, and says what is not as it was."""
+    federation, told = make_federation([8, 8, 8]), []
+
+    def mine(outputs, y):
+        return 2 * torch.nn.functional.cross_entropy(outputs, y)
+
+    asked = {
+        "federation": federation,
+        "model": mlp(),
+        "clients_per_round": 2,
+        "out": tmp_path / "a",
+        "warn": told.append,
+    }
+    fedslr.run(fedslr.FedAvg(), loss=mine, rounds=1, **asked)
+    fedslr.run(fedslr.FedAvg(), loss=mine, rounds=2, resume=True, **asked)
+    assert not told
+    fedslr.run(fedslr.FedAvg(), rounds=3, resume=True, **asked)
+    assert len(told) == 1
+    assert "resume: loss is torch.nn.functional.cross_entropy, but the run began with" in told[0]
+
+
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     first = run(tmp_path)
     before = contents(tmp_path)

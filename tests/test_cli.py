@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from torch.nn.functional import cross_entropy
 
 import fedslr
 from fedslr import cli
@@ -59,6 +60,53 @@ def test_a_run_leaves_the_folder_it_promises(command, recipe, tmp_path):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["algorithm"] == "fedslr"
     assert summary["bytes"]["down"] == sum(line["bytes_down"] for line in lines)
+
+
+class Mine(fedslr.FedAvg):
+    """A method that no recipe knows."""
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, True),
+        ({"loss": lambda outputs, y: 3 * cross_entropy(outputs, y)}, False),
+        ({"selection": lambda rng, size, examples: [0, 1]}, False),
+        ({"model": fedslr.models.build("mlp", fedslr.load("digits", clients=2), 0)}, False),
+        ({"algorithm": Mine()}, False),
+    ],
+    ids=["names", "loss", "selection", "model", "method"],
+)
+def test_a_run_knows_whether_its_recipe_is_all_of_it(given, named, tmp_path, command):
+    federation = fedslr.load("digits", clients=4, samples_per_client=20)
+    asked = {"algorithm": fedslr.FedAvg(), "model": "mlp", "rounds": 1, "out": tmp_path / "a", **given}
+    result = fedslr.run(federation=federation, **asked)
+    assert result.summary["rerunnable"] is named
+    if "model" in given:
+        assert fedslr.open_run(tmp_path / "a").summary == result.summary
+        assert command("export", tmp_path / "a", "--global")[0] == 0
+
+
+def test_a_model_of_ones_own_by_name_is_rerunnable(recipe, tmp_path, command, monkeypatch):
+    (tmp_path / "my_reader.py").write_text(
+        "from torch import nn\ndef reader(shape, classes):\n"
+        "    size = shape[0] * shape[1] * shape[2]\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(size, 9), nn.ReLU(), nn.Linear(9, classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert command("run", recipe, "--out", "a", "--set", "model.name=my_reader:reader")[0] == 0
+    assert json.loads(Path("a/summary.json").read_text())["rerunnable"] is True
+    assert command("run", "a/config.toml", "--out", "b")[0] == 0
+    assert command("figures", "a", "--only", "tsne", "--out", "figures")[0] == 0
+
+
+def test_memory_that_is_not_there_is_a_line(recipe, command, tmp_path, monkeypatch):
+    def run_recipe(*args: Any, **options: Any) -> None:
+        raise MemoryError("Unable to allocate 96.9 GiB")
+
+    monkeypatch.setattr(cli.api, "run_recipe", run_recipe)
+    code, _, err = command("run", recipe, "--out", tmp_path / "a")
+    assert_one_plain_line(code, err, "error: not enough memory: Unable to allocate 96.9 GiB; fewer epochs")
 
 
 def test_a_written_config_is_rerunnable(command, recipe, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import fedslr
 from conftest import make_federation, mlp, small_cnn
 from fedslr import wire
+from fedslr.data.digits import SCALING
 from fedslr.matrix import LowRank, matrix_shape, to_matrix
 from fedslr.shipping import files, forms, latency, programs, timing
 from fedslr.shipping.card import escaped
@@ -622,6 +625,16 @@ def test_the_card_says_how_pixels_are_given(tmp_path):
     result = fedslr.run(fedslr.FedAvg(), fedslr.Federation.from_arrays([client]), model="cnn", rounds=1)
     page = fedslr.export(result, tmp_path / "m", client=0).card.read_text()
     assert "(p/255 − mean)/deviation, with mean 0 and deviation 1" in page
+
+
+def test_the_card_says_how_digits_are_scaled(tmp_path):
+    raw = load_digits().images.astype(np.float32)
+    mean, deviation = (float(number) for number in re.findall(r"\d\.\d{4}", SCALING))
+    held = np.concatenate([c.x.numpy() for c in fedslr.load("digits", clients=4).clients])
+    assert np.abs((raw.min() - mean) / deviation - held.min()) < 1e-4
+    assert np.abs((raw.max() - mean) / deviation - held.max()) < 1e-4
+    result = fedslr.run(fedslr.FedAvg(), fedslr.load("digits", clients=4), rounds=1)
+    assert SCALING in fedslr.export(result, tmp_path / "m").card.read_text()
 
 
 # --- the command line -----------------------------------------------------------------------------------------------

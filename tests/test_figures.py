@@ -166,7 +166,7 @@ def test_mistakes_are_answered_with_a_line(command, trained, tmp_path):
         ([run, "--only", "sensitivity"], "sensitivity: it needs runs that differ in a number"),
         ([run, "--only", "tsne"], "keeps no models (checkpoint/ is missing)"),
         ([young, "--only", "accuracy"], "accuracy: nothing has been evaluated yet"),
-        ([made_here, "--only", "tsne"], "used data or a model made in Python"),
+        ([made_here, "--only", "tsne"], "cannot be made again from its recipe: "),
         ([trained[0], "--only", "tsne", "--client", "3"], "--client: got 3, expected a whole number from 0 to 2"),
         ([run, "--bandwidth", "0"], "--bandwidth: got 0, expected a number above 0"),
         ([run, "--latency", "-1"], "--latency: got -1"),

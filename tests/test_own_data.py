@@ -30,6 +30,17 @@ def test_npz_with_a_file_per_client(tmp_path):
     assert result.summary["clients"] == 3
 
 
+def test_files_count_as_people_do_and_are_told_by_name(tmp_path):
+    for i, arrays in enumerate(make_arrays(range(4, 16), (5,))):
+        np.savez(tmp_path / f"ward{i}.npz", **arrays)
+    assert [len(c.y) for c in fedslr.load(f"npz:{tmp_path}").clients] == list(range(4, 16))
+    np.savez(tmp_path / "ward2.npz", **make_arrays([4], (7,))[0])
+    with pytest.raises(fedslr.FedslrError, match=r"ward2.npz: x holds inputs of shape \[7\], ward0.npz of \[5\]"):
+        fedslr.load(f"npz:{tmp_path}")
+    with pytest.raises(fedslr.FedslrError, match=r"wards/one.npz: does not exist in .*, where this was started"):
+        fedslr.load("npz:wards/one.npz")
+
+
 def test_what_does_nothing_to_data_that_come_by_client_is_told(tmp_path, command):
     for i, arrays in enumerate(make_arrays([4, 9, 6], (5,))):
         np.savez(tmp_path / f"{i}.npz", **arrays)

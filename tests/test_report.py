@@ -118,7 +118,7 @@ def test_a_run_ends_in_a_report(tmp_path):
         "Seconds per round",
         "Labels of every client",
     ]
-    assert "This run used a federation or a model made in Python" in text
+    assert "This run was given something in Python that a recipe has no name for" in text
     assert "accuracy, personal models" in text
 
 

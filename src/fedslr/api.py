@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedslr import metrics, schema
+from fedslr.algorithms import ALGORITHMS
 from fedslr.config import DTYPES, Recipe, Settings, difference, dump
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
@@ -40,12 +41,12 @@ class Result:
         self,
         simulation: Simulation,
         records: list[dict[str, Any]],
-        summary: dict[str, Any] | None = None,
+        summary: dict[str, Any],
         out: Path | None = None,
     ) -> None:
         self._simulation = simulation
         self.records = records
-        self.summary = summary or summarize(figures(simulation), records, rerunnable=is_rerunnable(simulation))
+        self.summary = summary
         self.out = simulation.folder.path if simulation.folder else out
 
     @property
@@ -126,9 +127,12 @@ def figures(simulation: Simulation) -> Figures:
     )
 
 
-def is_rerunnable(simulation: Simulation) -> bool:
-    """Whether config.toml alone is enough to do the run again."""
-    return simulation.federation.options is not None and type(simulation.task.model) in MODELS.values()
+def is_rerunnable(
+    algorithm: Algorithm[Any, Any], federation: Federation, model: str | nn.Module, loss: Loss, selection: Any
+) -> bool:
+    """Whether config.toml alone is enough to do the run again: nothing was given that has no name in a recipe."""
+    named = isinstance(model, str) and isinstance(selection, str) and federation.options is not None
+    return named and loss is cross_entropy and ALGORITHMS.get(algorithm.name) is type(algorithm)
 
 
 def summarize(run: Figures, records: list[dict[str, Any]], rerunnable: bool) -> dict[str, Any]:
@@ -230,7 +234,8 @@ def run(
             if group.stop() and simulation.done < checked.rounds:
                 simulation.save()
                 raise Interrupted(f"stopped after round {simulation.done} of {checked.rounds}")
-        result = Result(simulation, records)
+        again = is_rerunnable(algorithm, federation, model, loss, settings.get("selection", ""))
+        result = Result(simulation, records, summarize(figures(simulation), records, again))
         if folder is not None and not finished:
             folder.write_summary(result.summary)
         tracking.finish(result.summary)
@@ -344,7 +349,9 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model_name(model: str | nn.Module) -> str:
-    return model if isinstance(model, str) else type(model).__name__
+    if isinstance(model, str):
+        return model
+    return next((name for name, kind in MODELS.items() if kind is type(model)), type(model).__name__)
 
 
 def _data_table(federation: Federation) -> dict[str, Any]:

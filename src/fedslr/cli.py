@@ -316,6 +316,8 @@ def main() -> None:
     except FedslrError as error:
         show_traceback(error)
         _leave(f"error: {error}", 2)
+    except MemoryError as error:
+        _leave(f"error: not enough memory: {error or 'none is left'}; fewer epochs or smaller data help", 2)
     except KeyboardInterrupt:
         _leave("stopped; go on from the last checkpoint with --resume", INTERRUPTED)
     except BrokenPipeError:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedslr import config
-from fedslr.api import Result
+from fedslr.api import Result, figures, summarize
 from fedslr.config import Recipe
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
@@ -43,9 +43,12 @@ def open_run(
     simulation = reopen(
         folder, federation, model, device, loss, warn or (lambda text: warnings.warn(text, stacklevel=3))
     )
-    finished = (folder / "summary.json").exists()
-    summary, records = read_run(folder) if finished else (None, read_records(folder))
-    return Result(simulation, records[: simulation.done], summary, folder)
+    if (folder / "summary.json").exists():
+        summary, records = read_run(folder)
+        return Result(simulation, records[: simulation.done], summary, folder)
+    records = read_records(folder)[: simulation.done]
+    made = summarize(figures(simulation), records, rerunnable=federation is None and model is None)
+    return Result(simulation, records, made, folder)
 
 
 def reopen(

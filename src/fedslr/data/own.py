@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -103,10 +104,16 @@ def _list(folder: Path, names: Sequence[str]) -> tuple[list[Path], np.ndarray[An
 def npz(path: Path) -> Federation:
     """A folder with a file per client (x, y, x_test, y_test), or one file that has `client` and `client_test` too."""
     if path.is_dir():
-        files = sorted(path.glob("*.npz"))
+        files = sorted(path.glob("*.npz"), key=_as_counted)
         if not files:
             raise FedslrError(f"data.name: {path} has no .npz files")
-        return _named(Federation.from_arrays([_require(f, read_npz(f), PARTS) for f in files]), path)
+        arrays_of = [_require(f, read_npz(f), PARTS) for f in files]
+        try:
+            return _named(Federation.from_arrays(arrays_of), path)
+        except FedslrError as error:
+            # People know their files; which client one becomes is ours.
+            told = re.sub(r"\bclient (\d+)\b", lambda found: files[int(found[1])].name, str(error))
+            raise FedslrError(f"{path}: {told}") from None
     arrays = _require(path, read_npz(path), (*PARTS, "client", "client_test"))
     for part in PARTS:
         who = "client_test" if part.endswith("test") else "client"
@@ -120,6 +127,11 @@ def npz(path: Path) -> Federation:
         train, test = arrays["client"] == one, arrays["client_test"] == one
         clients.append({p: arrays[p][test if p.endswith("test") else train] for p in PARTS})
     return _named(Federation.from_arrays(clients), path)
+
+
+def _as_counted(path: Path) -> list[tuple[str, int]]:
+    """A key by which 2.npz comes before 10.npz."""
+    return [(words, int(number or 0)) for words, number in re.findall(r"(\D*)(\d*)", path.name)]
 
 
 def one_client(path: Path, num_classes: int) -> Federation:
@@ -141,7 +153,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         with np.load(path, allow_pickle=False) as loaded:
             return {name: loaded[name] for name in loaded.files}
     except FileNotFoundError:
-        raise FedslrError(f"{path}: does not exist") from None
+        here = "" if path.is_absolute() else f" in {Path.cwd()}, where this was started"
+        raise FedslrError(f"{path}: does not exist{here}") from None
     except FedslrError:
         raise
     except Exception as error:

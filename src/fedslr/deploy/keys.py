@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedslr.errors import FedslrError
-from fedslr.store import write_durably
+from fedslr.store import disk_errors, write_durably
 
 LIFE = datetime.timedelta(days=825)
 """As long as certificates are commonly believed."""
@@ -121,8 +121,13 @@ def _refuse_to_overwrite(*paths: Path) -> None:
 
 def _write_secret(path: Path, data: bytes) -> None:
     """A file that only its owner reads."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    with disk_errors(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink()
+            raise

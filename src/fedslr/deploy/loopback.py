@@ -21,6 +21,7 @@ from fedslr import config
 from fedslr.data import share_out
 from fedslr.data.federation import PARTS, ClientData
 from fedslr.deploy import keys, options
+from fedslr.deploy.ledger import FILE, Ledger
 from fedslr.deploy.server import FAILURE
 from fedslr.errors import FedslrError
 from fedslr.record import read_records
@@ -215,6 +216,8 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
         raise FedslrError(f"out: {folder} already holds a federation; resume it (--resume) or choose another folder")
     if resume and not run.exists():
         raise FedslrError(f"resume: {folder} holds no federation to resume")
+    if (run / FILE).exists():
+        asked = options.from_text(Ledger(run).fact("recipe"))
     clients = share_out(asked.recipe.data).clients
     with Loopback(folder) as federation:
         say("starting a SuperLink with TLS and node authentication")

@@ -410,7 +410,7 @@ class Simulation:
             return
         with self._timed("checkpoint"):
             notes = {"metrics": self.folder.sync(), "seconds": self.seconds, "data": self.fingerprint}
-            notes["model"] = self.model_fingerprint
+            notes |= {"model": self.model_fingerprint, "functions": self._functions()}
             server = {"server": plain(self.server), "start": self.start}
             self.checkpoints.save(self.done, server, self.store, notes)
             self._saved, self._saved_at = self.done, monotonic()
@@ -453,6 +453,7 @@ class Simulation:
         generation, kept = found
         if generation.rounds > self.settings.rounds:
             raise FedslrError(f"rounds: got {self.settings.rounds}, but the run already has {generation.rounds}")
+        self._compare_functions(generation.notes.get("functions", {}))
         self._go_back_to(generation, kept)
         self.folder.rewind(generation.notes["metrics"])
         self.checkpoints.restore(self.store, generation)
@@ -480,6 +481,15 @@ class Simulation:
         self.seconds = {**self.seconds, **generation.notes["seconds"]}
         self.announced = self._announced(self.server)
 
+    def _functions(self) -> dict[str, str]:
+        """What a run is given that no file can hold: only its name is kept."""
+        return {"loss": _called(self.task.loss_function), "selection": _called(self.select)}
+
+    def _compare_functions(self, before: dict[str, str]) -> None:
+        for name, now in self._functions().items():
+            if before.get(name, now) != now:
+                self.warn(f"resume: {name} is {now}, but the run began with {before[name]}")
+
     def _check_resumable(self, generation: Generation, kept: dict[str, Any]) -> None:
         if generation.notes["data"] != self.fingerprint:
             raise CheckpointError("the data are not the ones this run began with; expected the same")
@@ -498,6 +508,11 @@ def _discard(store: ClientStore, folder: Path) -> None:
     """Whatever a run without a folder of its own put on the disk."""
     store.close()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _called(function: Any) -> str:
+    """What a function is called, and where it is from."""
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
 def _bytes(x: torch.Tensor) -> bytes:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MARKERS = ("", "s", "D", "^", "v")
 ZERO = "#B3261E"
+FEW = 8
+"""Values of a hyperparameter that have a tick each."""
 
 
 class Options(NamedTuple):
@@ -151,9 +153,17 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
         _dress(axes, found.key, label)
         if curves.spans_decades(values):
             axes.set_xscale("log")
+        _tick(axes, sorted(set(values)))
     right.set_ylim(bottom=0)
     _legend(left)
     return figure
+
+
+def _tick(axes: Axes, values: Sequence[float]) -> None:
+    """Where there are few, ticks are the values that were tried."""
+    if len(values) <= FEW:
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.set_xticks([], minor=True)
 
 
 def _sensitivity_line(
@@ -248,4 +258,5 @@ FIGURES: dict[str, Callable[[Sequence[Run], Options], Figure]] = {
 def check(options: Options) -> None:
     for name, value in (("bandwidth", options.megabits), ("latency", options.milliseconds)):
         if not math.isfinite(value) or value < 0 or (name == "bandwidth" and not value):
-            raise FedslrError(f"--{name}: got {value:g}, expected a number above 0")
+            least = "above 0" if name == "bandwidth" else "0 or above"
+            raise FedslrError(f"--{name}: got {value:g}, expected a number {least}")

@@ -52,11 +52,12 @@ def represent(run: Run, client: int | None) -> Representation:
 
 def _open(run: Run, client: int | None) -> tuple[Simulation, Params, Params, int]:
     """The simulation as its newest checkpoint has it, its global model, and one client's own."""
-    if not run.summary.get("rerunnable", True):
-        raise FedslrError(f"tsne: {run.folder} used data or a model made in Python, which its recipe cannot make again")
     if not (run.folder / "checkpoint").is_dir():
         raise FedslrError(f"tsne: {run.folder} keeps no models (checkpoint/ is missing)")
-    simulation = reopen(run.folder, None, None, "cpu", cross_entropy, lambda text: None)
+    try:
+        simulation = reopen(run.folder, None, None, "cpu", cross_entropy, lambda text: None)
+    except FedslrError as error:
+        raise FedslrError(f"tsne: {run.folder} cannot be made again from its recipe: {error}") from error
     chosen = _choose(simulation, client)
     shared = simulation.algorithm.global_model(simulation.server)
     if shared is None:

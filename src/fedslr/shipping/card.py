@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedslr.data.digits import SCALING
 from fedslr.report import amount, percent
 
 RUN = {
@@ -65,7 +66,8 @@ def card(facts: Facts) -> str:
                 "## Running it",
                 f"```python\n{run}\n```",
                 f"`inputs` is a batch of shape {_shape(about['model']['input_shape'])} of {escaped(about['dtype'])}. "
-                f"{_normalised(about['normalization'])} `scores` has one number per class; the largest is the answer.",
+                f"{_scaled(about['dataset'], about['normalization'])} "
+                "`scores` has one number per class; the largest is the answer.",
                 "## Layers",
                 _layers(about["forms"], about["layers"]),
                 "The answers of this file differ from those of the dense model by at most "
@@ -105,9 +107,10 @@ def _shape(shape: Sequence[int]) -> str:
     return "(" + ", ".join(["batch", *map(str, shape)]) + ")"
 
 
-def _normalised(normalization: Mapping[str, Any] | None) -> str:
+def _scaled(dataset: str, normalization: Mapping[str, Any] | None) -> str:
+    """How inputs were made of the data."""
     if normalization is None:
-        return "They are given as the data were."
+        return SCALING if dataset == "digits" else "They are given as the data were."
     mean, deviation = (", ".join(f"{v:g}" for v in normalization[k]) for k in ("mean", "deviation"))
     return f"Pixels p from 0 to 255 are given as (p/255 − mean)/deviation, with mean {mean} and deviation {deviation}."
 
