@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -21,3 +22,5 @@ def require_file(option: str, path: Path, example: str) -> None:
         raise FedslrError(f"{option}: {path} is a folder, expected a file such as {path / example}")
     if not path.parent.is_dir():
         raise FedslrError(f"{option}: {path.parent}: no such folder; make it, or choose another")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise FedslrError(f"{option}: {path} cannot be written to; choose another place")

@@ -71,9 +71,6 @@ def latency(
     if out is not None:
         require_file("--out", out, "latency.json")
     with_, under = runtimes(device), latencies.conditions(batch, repeat, client)
-    if out is not None:
-        # A place that cannot be written to is found out before minutes of measuring.
-        latencies.save(target, [], under)
     found = []
     for row in latencies.rows(folders, client, batch, repeat, with_, _warn):
         found.append(row)
