@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import zipfile
 from pathlib import Path
 
@@ -39,6 +40,20 @@ def test_files_count_as_people_do_and_are_told_by_name(tmp_path):
         fedslr.load(f"npz:{tmp_path}")
     with pytest.raises(fedslr.FedslrError, match=r"wards/one.npz: does not exist in .*, where this was started"):
         fedslr.load("npz:wards/one.npz")
+
+
+def test_what_people_have_in_a_notebook_says_what_it_is():
+    federation = fedslr.load("digits", clients=3, samples_per_client=20)
+    assert repr(federation) == "<digits: 3 clients, 10 classes, inputs (1, 8, 8)>"
+    assert repr(federation.clients[0]).startswith("<20 training and ")
+    result = fedslr.run(fedslr.FedAvg(), federation, "mlp", rounds=1)
+    assert re.fullmatch(r"<fedavg on digits, 1 rounds: personal models [\d.]+ %, global model [\d.]+ %>", repr(result))
+
+
+@pytest.mark.parametrize("select", [lambda rng: [0], lambda rng, size, examples: None, lambda *given: [[0]]])
+def test_a_selection_that_selects_nobody_is_told(select):
+    with pytest.raises(fedslr.FedslrError, match="selection: "):
+        fedslr.run(fedslr.FedAvg(), fedslr.load("digits", clients=3), "mlp", rounds=1, selection=select)
 
 
 def test_what_does_nothing_to_data_that_come_by_client_is_told(tmp_path, command):

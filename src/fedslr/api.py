@@ -27,6 +27,7 @@ from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.models import MODELS
 from fedslr.record import Record, RunFolder, SharedFolder, read_records
+from fedslr.report import percent
 from fedslr.report.page import write_report
 from fedslr.report.split import COUNTED, label_counts
 from fedslr.track import Run as Tracked
@@ -48,6 +49,13 @@ class Result:
         self.records = records
         self.summary = summary
         self.out = simulation.folder.path if simulation.folder else out
+
+    def __repr__(self) -> str:
+        accuracy, s = self.summary["accuracy"], self.summary
+        return (
+            f"<{s['algorithm']} on {s['dataset']}, {s['rounds']} rounds: "
+            f"personal models {percent(accuracy['personal'])}, global model {percent(accuracy['global'])}>"
+        )
 
     @property
     def algorithm(self) -> Algorithm[Any, Any]:

@@ -29,6 +29,9 @@ class ClientData:
     x_test: Tensor
     y_test: Tensor
 
+    def __repr__(self) -> str:
+        return f"<{len(self.y)} training and {len(self.y_test)} test samples>"
+
     def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
         def inputs(x: Tensor) -> Tensor:
             return x.to(device, dtype) if x.is_floating_point() else x.to(device)
@@ -74,6 +77,9 @@ class Federation:
     def __post_init__(self) -> None:
         if not self.clients:
             raise FedslrError("clients: got none, expected at least one client with x, y, x_test and y_test")
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {len(self.clients)} clients, {self.num_classes} classes, inputs {self.input_shape}>"
 
     @property
     def input_shape(self) -> tuple[int, ...]:

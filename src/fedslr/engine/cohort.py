@@ -37,9 +37,15 @@ SELECTIONS: dict[str, Select] = {"uniform": uniform, "bernoulli": bernoulli, "by
 
 def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: int) -> list[int]:
     """The cohort of a round: a function of seed and round alone."""
-    chosen = list(select(seeds.generator(seeds.COHORT, seed, round), size, examples))
+    try:
+        chosen = list(select(seeds.generator(seeds.COHORT, seed, round), size, examples))
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise FedslrError(
+            f"selection: expected a function (rng, size, examples) that returns clients; {why}"
+        ) from error
     known = range(len(examples))
-    if not chosen or len(set(chosen)) < len(chosen) or any(c not in known for c in chosen):
+    if not chosen or any(c not in known for c in chosen) or len(set(chosen)) < len(chosen):
         raise FedslrError(
             f"selection: round {round + 1} got {chosen}, expected some of the clients 0 to {len(known) - 1}, none twice"
         )
