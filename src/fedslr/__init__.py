@@ -21,15 +21,14 @@ else:
         from importlib import import_module
         from importlib.util import find_spec
 
-        if name in ("cli", "errors"):
+        # Modules first: some are asked for while the public names are still being imported.
+        if name.isidentifier() and not name.startswith("__") and find_spec(f"fedslr.{name}") is not None:
             return import_module(f"fedslr.{name}")
         if not name.startswith("__") or name in ("__all__", "__version__"):
             public = import_module("fedslr.public")
             if name in public.__all__ or name == "__all__":
                 # From now on it is a name like any other.
                 return globals().setdefault(name, getattr(public, name))
-            if name.isidentifier() and find_spec(f"fedslr.{name}") is not None:
-                return import_module(f"fedslr.{name}")
         raise AttributeError(f"module 'fedslr' has no attribute '{name}'")
 
     def __dir__() -> list[str]:
