@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedslr.errors import FedslrError
+from fedslr.interrupts import ASKS
 from fedslr.report import page, tables
 
 HOST = "127.0.0.1"
@@ -51,7 +52,7 @@ def until_told() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in ASKS}
     try:
         for number in before:
             signal.signal(number, stop)

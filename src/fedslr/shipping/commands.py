@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedslr.arguments import require_file
+from fedslr.display import warn
 from fedslr.errors import FedslrError
 from fedslr.reopen import open_run
 from fedslr.report import amount, percent
@@ -42,7 +43,7 @@ def export(
         raise FedslrError("export: got neither or both of --client and --global, expected one of them")
     name = "global" if client is None else f"client-{client}"
     target = out or folder / "export" / f"{name}{SUFFIXES.get(format, '')}"
-    result = open_run(folder, device="cpu", warn=_warn)
+    result = open_run(folder, device="cpu", warn=warn)
     made = write(result, target, client=client, format=format, purpose=purpose, batch=batch)
     facts = made.facts
     for line in (
@@ -72,7 +73,7 @@ def latency(
         require_file("--out", out, "latency.json")
     with_, under = runtimes(device), latencies.conditions(batch, repeat, client)
     found = []
-    for row in latencies.rows(folders, client, batch, repeat, with_, _warn):
+    for row in latencies.rows(folders, client, batch, repeat, with_, warn):
         found.append(row)
         # Every row takes minutes where models are large: what is measured is on the disk.
         latencies.save(target, found, under)
@@ -82,7 +83,3 @@ def latency(
     if not programs.has_onnx():
         typer.echo("without onnxruntime, which is not installed: pip install 'fedslr[export]'")
     typer.echo(f"written to {target}")
-
-
-def _warn(text: str) -> None:
-    typer.echo(f"warning: {text}", err=True)
