@@ -378,6 +378,27 @@ def test_rounds_are_the_eager_engines(method: str, sizes: list[int], monkeypatch
             torch.testing.assert_close(ours.personal_params(client)[k], p, rtol=1e-10, atol=1e-12, msg=k)
 
 
+class Reading(FedAvg):
+    """Reads a number back, which works until its launches are captured."""
+
+    def local_update(self, task: Any, client: Any, payload: Any, data: Any, round: Any) -> Any:
+        assert all(bool(p.isfinite().all()) for p in payload.values())
+        return super().local_update(task, client, payload, data, round)
+
+
+@pytest.mark.gpu
+def test_a_method_that_cannot_be_captured_runs_without() -> None:
+    federation = make_federation([23] * 5, (2, 6, 6))
+    shared = {"rounds": 2, "clients_per_round": 3, "lr": 0.05, "device": "cuda", "dtype": "float64"}
+    found = finished(Simulation(Reading(), federation, small_net(), Settings(engine="cuda", **shared)))
+    wanted = finished(Simulation(FedAvg(), federation, small_net(), Settings(engine="eager", **shared)))
+    assert isinstance(found.engine, Cuda)
+    assert not found.engine._recordings
+    assert float(torch.rand(2, device="cuda").sum()) > 0
+    for k, p in wanted.personal_params(0).items():
+        torch.testing.assert_close(found.personal_params(0)[k], p, rtol=1e-10, atol=1e-12, msg=k)
+
+
 @pytest.mark.gpu
 def test_bytes_are_those_of_real_messages() -> None:
     on_gpu = simulation("fedslr", [23] * 5, "cuda")

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 
 def cores() -> int:
     """Those this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def leave_capture(device: torch.device | str) -> None:
+    """Let random numbers be drawn on a GPU again after a capture of its launches has failed.
+
+    PyTorch's generator is then still marked as captured, and refuses; a copy of its state is not.
+    """
+    torch.cuda.synchronize(device)
+    generator = torch.cuda.default_generators[torch.device(device).index or 0]
+    generator.graphsafe_set_state(generator.clone_state())

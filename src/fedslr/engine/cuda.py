@@ -27,6 +27,7 @@ from fedslr import tree
 from fedslr.data.normalization import inputs
 from fedslr.engine.batched import Batched, CohortTask, T, Together, changing
 from fedslr.engine.stacked import Network, aside, has_triton, is_same, stack
+from fedslr.machine import leave_capture
 from fedslr.types import Params, Payload, Phased, Round, gradients
 
 # --- gradients of a cohort --------------------------------------------------------------------------------------------
@@ -419,7 +420,7 @@ class Cuda(Batched):
             except (RuntimeError, TypeError) as error:
                 if "illegal" in str(error) or "out of memory" in str(error):
                     raise
-                torch.cuda.synchronize(self.device)
+                leave_capture(self.device)
                 return None
             finally:
                 self._between_phases = lambda: None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedslr.errors import FedslrError
+from fedslr.machine import leave_capture
 from fedslr.shipping import programs
 
 WARM_UP = 3
@@ -78,6 +79,7 @@ class Recorded(Torch):
             with torch.inference_mode(), torch.cuda.graph(graph):
                 answers: Tensor = placed(batch)
         except RuntimeError:
+            leave_capture(self.device)
             return plain
 
         def replay() -> tuple[nn.Module, Tensor, Tensor]:
