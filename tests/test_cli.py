@@ -63,7 +63,14 @@ def test_a_run_leaves_the_folder_it_promises(command, recipe, tmp_path):
 
 
 class Mine(fedslr.FedAvg):
-    """A method that no recipe knows."""
+    """A method that a recipe finds in its module."""
+
+
+def hidden() -> fedslr.FedAvg:
+    class Hidden(fedslr.FedAvg):
+        """A method that no recipe finds."""
+
+    return Hidden()
 
 
 @pytest.mark.parametrize(
@@ -73,9 +80,10 @@ class Mine(fedslr.FedAvg):
         ({"loss": lambda outputs, y: 3 * cross_entropy(outputs, y)}, False),
         ({"selection": lambda rng, size, examples: [0, 1]}, False),
         ({"model": fedslr.models.build("mlp", fedslr.load("digits", clients=2), 0)}, False),
-        ({"algorithm": Mine()}, False),
+        ({"algorithm": Mine()}, True),
+        ({"algorithm": hidden()}, False),
     ],
-    ids=["names", "loss", "selection", "model", "method"],
+    ids=["names", "loss", "selection", "model", "method", "hidden"],
 )
 def test_a_run_knows_whether_its_recipe_is_all_of_it(given, named, tmp_path, command):
     federation = fedslr.load("digits", clients=4, samples_per_client=20)
@@ -98,6 +106,107 @@ def test_a_model_of_ones_own_by_name_is_rerunnable(recipe, tmp_path, command, mo
     assert json.loads(Path("a/summary.json").read_text())["rerunnable"] is True
     assert command("run", "a/config.toml", "--out", "b")[0] == 0
     assert command("figures", "a", "--only", "tsne", "--out", "figures")[0] == 0
+
+
+MINE = """
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import fedslr
+
+
+@dataclass(frozen=True)
+class Half(fedslr.FedAvg):
+    name: ClassVar[str] = "half"
+    share: Annotated[float, fedslr.schema.fraction, "of the way that the server goes"] = 0.5
+
+    def aggregate(self, server, mean_upload, cohort_size):
+        return super().aggregate(server, fedslr.tree.map(lambda d: self.share * d, mean_upload), cohort_size)
+
+
+class Other(Half):
+    pass
+
+
+class Unfinished(fedslr.Algorithm):
+    pass
+
+
+@dataclass(frozen=True)
+class Abstract(fedslr.Algorithm):
+    pass
+
+
+def first(rng, size, examples):
+    return range(size)
+
+
+def broken(rng, size, examples):
+    return examples[10**6]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+
+def test_a_method_and_a_selection_of_ones_own_by_name(mine, recipe, command):
+    own = ("--set", "algorithm.name=mine:Half", "--set", "algorithm.share=1", "--set", "selection=mine:first")
+    assert command("run", recipe, "--out", "a", *own)[0] == 0
+    summary = json.loads(Path("a/summary.json").read_text())
+    assert (summary["algorithm"], summary["rerunnable"]) == ("half", True)
+    lines = [json.loads(line) for line in Path("a/metrics.jsonl").read_text().splitlines()]
+    assert all(line["clients"] == list(range(len(line["clients"]))) for line in lines)
+    assert command("run", "a/config.toml", "--out", "b")[0] == 0
+    assert (
+        command("run", recipe, "--out", "c", "--set", "algorithm.name=fedavg", "--set", "selection=mine:first")[0] == 0
+    )
+    ends = [json.loads(Path(f"{x}/summary.json").read_text())["accuracy"] for x in "abc"]
+    assert ends[0] == ends[1] == ends[2]
+    assert command("run", recipe, "--out", "a", "--resume", *own, "--set", "rounds=9")[0] == 0
+    assert command("export", "a", "--global")[0] == 0
+    result = fedslr.open_run("a")
+    assert result.algorithm.share == 1
+
+
+def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
+    code, printed, _ = command("compare", recipe, "--methods", "fedavg,mine:Half", "--out", "c", "--seeds", "0")
+    assert code == 0
+    assert "mine:Half" in printed
+    assert Path("c/half-seed0/summary.json").exists()
+    own = ("--set", "algorithm.name=mine:Half")
+    assert command("sweep", recipe, *own, "--over", "share=0.5,1", "--seeds", "0", "--out", "s")[0] == 0
+    assert Path("s/share=0.5-seed0/summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("algorithm.name=mine:Hafl", "algorithm.name: got 'mine:Hafl', but 'mine' has no 'Hafl'; did you mean 'Half'?"),
+        (
+            "algorithm.name=mine:first",
+            "algorithm.name: got 'mine:first', expected a dataclass that is a fedslr.Algorithm",
+        ),
+        ("algorithm.name=mine:Unfinished", "expected a dataclass that is a fedslr.Algorithm"),
+        ("algorithm.name=mine:Abstract", "algorithm.name: got 'mine:Abstract', but it lacks aggregate, broadcast"),
+        ("algorithm.name=nobody:Half", "algorithm.name: got 'nobody:Half', but there is no module 'nobody'"),
+        ("selection=mine:last", "selection: got 'mine:last', but 'mine' has no 'last'"),
+        ("selection=last", 'selection: got "last", expected one of uniform, bernoulli, by-size, or module:function'),
+        ("selection=mine:broken", "selection: 'mine:broken' fails in "),
+        ("selection=custom", "selection: got 'custom', expected one of uniform"),
+    ],
+)
+def test_a_mistake_in_ones_own_is_a_line(change, says, mine, recipe, command):
+    code, _, err = command("run", recipe, "--out", "a", "--set", change)
+    assert_one_plain_line(code, err, says)
+
+
+def test_methods_that_are_called_the_same(mine, recipe, command):
+    code, _, err = command("compare", recipe, "--methods", "mine:Half,mine:Other", "--out", "c")
+    assert_one_plain_line(code, err, "methods: 'mine:Half' and 'mine:Other' are both called 'half'")
 
 
 def test_memory_that_is_not_there_is_a_line(recipe, command, tmp_path, monkeypatch):
@@ -374,6 +483,8 @@ WRONG_KEYS = [
     ("store=cloud", 'store: got "cloud", expected one of memory, disk'),
     ("algorithm.name=fedsrl", "algorithm.name: got \"fedsrl\", no such method; did you mean 'fedslr'?"),
     ("algorithm.name=3", "algorithm.name: got 3, no such method"),
+    ("eta_g=3", "unknown key 'eta_g' in the recipe; did you mean 'algorithm.eta_g'?"),
+    ("alpha=3", "unknown key 'alpha' in the recipe; did you mean 'data.alpha'?"),
     ("algorithm.rank_penalty=-1e-4", "algorithm.rank_penalty: got -0.0001, expected a number 0 or above"),
     ("algorithm.eta_g=0", "algorithm.eta_g: got 0, expected a number above 0"),
     ("algorithm=fedavg", 'algorithm: got "fedavg", expected a table'),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +82,15 @@ def test_the_contributed_method_works(monkeypatch, tmp_path):
         assert torch.equal(x, again.global_params[name])
         assert torch.equal(plain.global_params[name], fedavg.global_params[name])
         assert not torch.equal(x, fedavg.global_params[name])
+
+
+def test_the_contributed_method_is_found_where_it_was_written(monkeypatch, tmp_path, command):
+    (block,) = python_blocks("CONTRIBUTING.md")
+    (tmp_path / "fedavgm.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "fedavgm", raising=False)
+    recipe, small = ROOT / "recipes/demo/compare.toml", ("--set", "rounds=1", "--set", "clients_per_round=2")
+    (command_line,) = re.findall(r"`fedslr (compare RECIPE --methods [^`]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    words = [str(recipe) if word == "RECIPE" else word for word in command_line.split()]
+    assert command(*words, "--out", "runs", "--seeds", "0", *small)[0] == 0
+    assert json.loads(Path("runs/fedavgm-seed0/summary.json").read_text())["algorithm"] == "fedavgm"

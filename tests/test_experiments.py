@@ -391,7 +391,7 @@ def test_a_run_that_fails_does_not_stop_the_others(recipe, tmp_path, command):
 
 
 WRONG = [
-    (["compare", "--methods", "fedavg,fedsrl"], "methods: got 'fedsrl', no such method; did you mean 'fedslr'?"),
+    (["compare", "--methods", "fedavg,fedsrl"], "methods: got \"fedsrl\", no such method; did you mean 'fedslr'?"),
     (["compare", "--methods", "fedavg,fedavg"], "methods: got 'fedavg,fedavg', expected each one once"),
     (["compare", "--methods", ""], "methods: got none"),
     (["compare", "--seeds", "a"], "seeds: got 'a', expected whole numbers such as 0,1,2"),
@@ -499,5 +499,5 @@ def test_ones_own_selection():
             fedslr.run(fedslr.FedAvg(), federation, rounds=1, selection=lambda rng, size, examples, wrong=wrong: wrong)
     with pytest.raises(fedslr.FedslrError, match="give the function itself"):
         fedslr.run(fedslr.FedAvg(), federation, rounds=1, selection="custom")
-    with pytest.raises(fedslr.FedslrError, match="own functions go to"):
+    with pytest.raises(fedslr.FedslrError, match="expected one of uniform, bernoulli, by-size, or module:function"):
         config.parse({"selection": "custom"})

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedslr import metrics, schema
-from fedslr.algorithms import ALGORITHMS
-from fedslr.config import DTYPES, Recipe, Settings, difference, dump
+from fedslr.algorithms import name_in_recipe
+from fedslr.config import CUSTOM, DTYPES, Recipe, Settings, difference, dump
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
 from fedslr.deploy.ledger import FILE as LEDGER
@@ -140,7 +140,7 @@ def is_rerunnable(
 ) -> bool:
     """Whether config.toml alone is enough to do the run again: nothing was given that has no name in a recipe."""
     named = isinstance(model, str) and isinstance(selection, str) and federation.options is not None
-    return named and loss is cross_entropy and ALGORITHMS.get(algorithm.name) is type(algorithm)
+    return named and loss is cross_entropy and name_in_recipe(type(algorithm)) is not None
 
 
 def summarize(run: Figures, records: list[dict[str, Any]], rerunnable: bool) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def run(
         if given is not None and not callable(given):
             raise FedslrError(f"{name}: got {given!r}, expected a function")
     select = settings.get("selection") if callable(settings.get("selection")) else None
-    if select is None and settings.get("selection") == "custom":
+    if select is None and settings.get("selection") == CUSTOM:
         raise FedslrError("selection: for a custom one give the function itself")
     checked = schema.build(Settings, _plain(settings)).settled()
     tell = warn or (lambda text: warnings.warn(text, stacklevel=3))
@@ -352,7 +352,7 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     if isinstance(plain.get("device"), torch.device):
         plain["device"] = str(plain["device"])
     if callable(plain.get("selection")):
-        plain["selection"] = "custom"
+        plain["selection"] = CUSTOM
     return plain
 
 

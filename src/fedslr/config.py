@@ -6,18 +6,20 @@ import dataclasses
 import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import torch
 
-from fedslr import models, schema
-from fedslr.algorithms import ALGORITHMS
+from fedslr import models, plugins, schema
+from fedslr.algorithms import find, name_in_recipe
 from fedslr.data import DataOptions
-from fedslr.engine.cohort import SELECTIONS
+from fedslr.engine import cohort
 from fedslr.errors import FedslrError, suggest
 from fedslr.schema import (
+    Rule,
     countable,
     countable_from_zero,
     fraction,
@@ -31,6 +33,13 @@ from fedslr.types import Algorithm, Round
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DEFAULT_COHORT = 10
+CUSTOM = "custom"
+"""The selection of a run that was given a function, which a recipe cannot name."""
+
+selection_name = Rule(
+    f"one of {', '.join(cohort.SELECTIONS)}, or module:function of your own",
+    lambda v: v in (*cohort.SELECTIONS, CUSTOM) or plugins.is_name(v),
+)
 Read = TypeVar("Read")
 
 
@@ -46,7 +55,7 @@ class Settings:
     lr: Annotated[float, positive, "local step size of the first round"] = 0.1
     lr_decay: Annotated[float, fraction, "factor of the step size per round"] = 0.998
     weight_decay: Annotated[float, non_negative, "weight of ½‖v‖² in every local loss"] = 1e-3
-    selection: Annotated[str, one_of(*SELECTIONS, "custom"), "how a round's clients are drawn"] = "uniform"
+    selection: Annotated[str, selection_name, "how a round's clients are drawn"] = "uniform"
     seed: Annotated[int, seed_range, "of split, start, cohorts and batches"] = 0
     device: Annotated[str, "auto, cpu, cuda, cuda:1, …"] = "auto"
     dtype: Annotated[str, one_of(*DTYPES), "type of all numbers that are kept"] = "float32"
@@ -180,7 +189,8 @@ class Recipe:
 
     def method(self, name: str) -> Algorithm[Any, Any]:
         """A method as this recipe wants it."""
-        return self.methods.get(name) or (self.algorithm if name == self.algorithm.name else ALGORITHMS[name]())
+        cls = find(name, "methods")
+        return self.methods.get(name) or (self.algorithm if cls is type(self.algorithm) else cls())
 
     def locate(self, key: str) -> str:
         """The dotted path of a key that may be given by its last name: `rank_penalty` is `algorithm.rank_penalty`."""
@@ -199,20 +209,16 @@ class Recipe:
 
 def make_algorithm(table: Mapping[str, Any], where: str = "algorithm") -> Algorithm[Any, Any]:
     """A method from a table with its name and hyperparameters."""
-    name = table.get("name", "fedslr")
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        hint = suggest(str(name), ALGORITHMS)
-        place = "algorithm.name" if where == "algorithm" else where
-        raise FedslrError(f"{place}: got {schema.show(name)}, no such method; {hint}")
-    options = {k: v for k, v in table.items() if k != "name"}
-    return schema.build(ALGORITHMS[name], options, where)
+    cls = find(table.get("name", "fedslr"), "algorithm.name" if where == "algorithm" else where)
+    return schema.build(cls, {k: v for k, v in table.items() if k != "name"}, where)
 
 
 def parse(table: Mapping[str, Any]) -> Recipe:
     """A recipe from its parsed TOML."""
     for key, value in table.items():
         if key not in KEYS:
-            hint = f"did you mean '{dotted(key)}'?" if key in GROUPED else suggest(key, KEYS)
+            place = _place(table, key)
+            hint = f"did you mean '{place}'?" if place else suggest(key, KEYS)
             raise FedslrError(f"unknown key '{key}' in the recipe; {hint}")
         if key not in PLAIN and not isinstance(value, Mapping):
             example = "{ every = 5 }" if key in TABLES else '{ name = "…" }'
@@ -230,11 +236,21 @@ def parse(table: Mapping[str, Any]) -> Recipe:
         data = dataclasses.replace(data, seed=settings.seed)
     model = schema.build(ModelOptions, table.get("model", {}), "model")
     settings.cohort_size(data.clients)
-    if settings.selection == "custom":
-        raise FedslrError(f"selection: a recipe has {', '.join(SELECTIONS)}; own functions go to fedslr.run")
+    if settings.selection == CUSTOM:
+        raise FedslrError(f"selection: got '{CUSTOM}', expected {selection_name.words}")
     return Recipe(
         settings, make_algorithm(table.get("algorithm", {})), data, model, **_experiment(table), fixed_split=fixed
     )
+
+
+def _place(table: Mapping[str, Any], key: str) -> str | None:
+    """Where a key belongs that stands outside of its table."""
+    if key in GROUPED:
+        return dotted(key)
+    kinds: dict[str, type] = {"data": DataOptions, "model": ModelOptions}
+    with suppress(FedslrError, AttributeError):
+        kinds["algorithm"] = find(table.get("algorithm", {}).get("name", "fedslr"))
+    return next((f"{name}.{key}" for name, cls in kinds.items() if key in schema.fields(cls)), None)
 
 
 def _experiment(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,7 +280,9 @@ def _experiment(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """A recipe from a file, with `key=value` changes applied."""
-    return read_as(parse, path, changes)
+    recipe = read_as(parse, path, changes)
+    cohort.find(recipe.settings.selection)
+    return recipe
 
 
 def read_as(parse: Callable[[dict[str, Any]], Read], path: Path, changes: Sequence[str] = ()) -> Read:
@@ -325,7 +343,8 @@ def value_of(text: str) -> Any:
 def dump(settings: Settings, algorithm: Algorithm[Any, Any], data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     """A recipe as TOML."""
     values = dataclasses.asdict(settings)
-    method = {"name": algorithm.name, **dataclasses.asdict(algorithm)}  # type: ignore[call-overload]
+    name = name_in_recipe(type(algorithm)) or algorithm.name
+    method = {"name": name, **dataclasses.asdict(algorithm)}  # type: ignore[call-overload]
     lines = [f"{name} = {toml_value(values[name])}" for name in PLAIN if values[name] is not None]
     tables: dict[str, Mapping[str, Any]] = {"algorithm": method, "data": data, "model": model}
     for name, keys in TABLES.items():

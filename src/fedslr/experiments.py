@@ -25,10 +25,9 @@ from urllib.parse import quote
 import torch
 
 from fedslr import api, config, schema
-from fedslr.algorithms import ALGORITHMS
 from fedslr.config import Recipe
 from fedslr.data import prepare
-from fedslr.errors import FedslrError, Interrupted, show_traceback, suggest
+from fedslr.errors import FedslrError, Interrupted, show_traceback
 from fedslr.interrupts import ASKS
 from fedslr.machine import cores
 from fedslr.record import Record
@@ -69,14 +68,15 @@ class Outcome(NamedTuple):
 
 def comparison(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], out: Path) -> list[Job]:
     """Every method with every seed. A method takes the hyperparameters the recipe has for it, or its defaults."""
-    for name in methods:
-        if name not in ALGORITHMS:
-            raise FedslrError(f"methods: got '{name}', no such method; {suggest(name, ALGORITHMS)}")
     _require_different("methods", methods)
+    chosen = [recipe.method(name) for name in methods]
+    for (a, one), (b, other) in itertools.combinations(zip(methods, chosen, strict=True), 2):
+        if one.name == other.name:
+            raise FedslrError(f"methods: '{a}' and '{b}' are both called '{one.name}'; give one another name")
     jobs = []
-    for name, seed in itertools.product(methods, checked_seeds(seeds)):
-        changed = replace(with_seed(recipe, seed), algorithm=recipe.method(name))
-        jobs.append(Job(f"{name}-seed{seed}", changed, out / f"{name}-seed{seed}"))
+    for method, seed in itertools.product(chosen, checked_seeds(seeds)):
+        name = f"{method.name}-seed{seed}"
+        jobs.append(Job(name, replace(with_seed(recipe, seed), algorithm=method), out / _as_name(name)))
     return jobs
 
 

@@ -1,7 +1,8 @@
-"""People's own code by name: `module:function`, found on the Python path or in the current folder."""
+"""People's own code by name: `module:function` or `module:Class`, found on the Python path or in the current folder."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -26,13 +27,21 @@ LIBRARIES = (
 
 
 def is_name(text: str) -> bool:
-    """Whether a text has the form module:function."""
+    """Whether a text has the form module:name."""
     return NAME.fullmatch(text) is not None
 
 
 def load(where: str, text: str) -> Callable[..., Any]:
-    """The function a person names; what goes wrong in it is told as their mistake. Their module runs as any import."""
-    module_name, _, function = text.partition(":")
+    """The function a person names; what goes wrong in it is told as their mistake."""
+    found = find(where, text)
+    if not callable(found):
+        raise FedslrError(f"{where}: got '{text}', which is a {type(found).__name__}, expected a function")
+    return _guarded(where, text, found)
+
+
+def find(where: str, text: str) -> Any:
+    """What a person names. Their module runs as any import."""
+    module_name, _, name = text.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -42,18 +51,16 @@ def load(where: str, text: str) -> Callable[..., Any]:
         raise FedslrError(f"{where}: got '{text}', but there is no module '{error.name}' here or on the path") from None
     except (Exception, SystemExit) as error:
         raise FedslrError(f"{where}: got '{text}', but importing it fails{_told(error)}") from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise FedslrError(
-            f"{where}: got '{text}', but '{module_name}' has no such function; {suggest(function, known)}"
-        )
-    return _guarded(where, text, found)
+    if not hasattr(module, name):
+        known = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+        raise FedslrError(f"{where}: got '{text}', but '{module_name}' has no '{name}'; {suggest(name, known)}")
+    return getattr(module, name)
 
 
 def _guarded(where: str, text: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, but for what it raises: one line that says where in the person's code it was."""
 
+    @functools.wraps(function)
     def call(*args: Any) -> Any:
         try:
             made = function(*args)

@@ -14,14 +14,14 @@ from torch.nn.functional import cross_entropy
 
 from fedslr import config
 from fedslr.api import Result, figures, summarize
-from fedslr.config import Recipe
+from fedslr.config import Recipe, Settings
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError
 from fedslr.record import read_records
 from fedslr.report import read_run
-from fedslr.types import Loss
+from fedslr.types import Algorithm, Loss
 
 
 def open_run(
@@ -29,25 +29,26 @@ def open_run(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     *,
+    algorithm: Algorithm[Any, Any] | None = None,
     device: str = "auto",
     loss: Loss = cross_entropy,
     warn: Callable[[str], None] | None = None,
 ) -> Result:
     """The result of the run in a folder, as its newest checkpoint has it; nothing in the folder is changed.
 
-    Data and model are made again from `config.toml`. A federation, a model or a loss that `run` was given as an object
-    has to be given here too; data and model are verified to be those of the run. A client's state is read when it is
-    asked for.
+    Data, model and method are made again from `config.toml`. A federation, a model, a loss or a method of one's own
+    that `run` was given and that no recipe can name has to be given here too; data and model are verified to be those
+    of the run, and so are a method's hyperparameters. A client's state is read when it is asked for.
     """
     folder = Path(path)
-    simulation = reopen(
-        folder, federation, model, device, loss, warn or (lambda text: warnings.warn(text, stacklevel=3))
-    )
+    told = warn or (lambda text: warnings.warn(text, stacklevel=3))
+    simulation = reopen(folder, federation, model, algorithm, device, loss, told)
     if (folder / "summary.json").exists():
         summary, records = read_run(folder)
         return Result(simulation, records[: simulation.done], summary, folder)
     records = read_records(folder)[: simulation.done]
-    made = summarize(figures(simulation), records, rerunnable=federation is None and model is None)
+    given = (x is not None for x in (federation, model, algorithm))
+    made = summarize(figures(simulation), records, rerunnable=not any(given))
     return Result(simulation, records, made, folder)
 
 
@@ -55,12 +56,13 @@ def reopen(
     folder: Path,
     federation: Federation | None,
     model: nn.Module | None,
+    algorithm: Algorithm[Any, Any] | None,
     device: str,
     loss: Loss,
     warn: Callable[[str], None],
 ) -> Simulation:
     """The simulation of a run folder, to be looked at."""
-    recipe = _recipe(folder, federation, model)
+    recipe = _recipe(folder, federation, model, algorithm)
     # How it was trained does not matter to what it became, and another machine may not have it.
     settings = replace(
         recipe.settings,
@@ -84,7 +86,9 @@ def reopen(
     return simulation
 
 
-def _recipe(folder: Path, federation: Federation | None, model: nn.Module | None) -> Recipe:
+def _recipe(
+    folder: Path, federation: Federation | None, model: nn.Module | None, algorithm: Algorithm[Any, Any] | None
+) -> Recipe:
     """What the folder's run was asked to do, less what is given."""
     kept = folder / "config.toml"
     try:
@@ -97,9 +101,15 @@ def _recipe(folder: Path, federation: Federation | None, model: nn.Module | None
         table["data"] = {"clients": len(federation.clients)}
     if model is not None:
         table["model"] = {}
+    if algorithm is not None:
+        now = tomllib.loads(config.dump(Settings(), algorithm, {}, {}))["algorithm"]
+        if (was := table.get("algorithm")) != now:
+            raise FedslrError(f"algorithm: got {now}, but the run's was {was}; expected the same")
+        table["algorithm"] = {}
     # Nobody is drawn any more, by whatever function it was.
     table["selection"] = "uniform"
     try:
-        return config.parse(table)
+        recipe = config.parse(table)
     except FedslrError as error:
-        raise FedslrError(f"{kept}: {error}; your own data and model are given to fedslr.open_run in Python") from None
+        raise FedslrError(f"{kept}: {error}; what is your own is given to fedslr.open_run in Python") from None
+    return replace(recipe, algorithm=algorithm or recipe.algorithm)

@@ -124,6 +124,7 @@ class Coordinator:
         self.asked = self._same_run(asked) if self.ledger.exists else self._first_run(asked)
         self.options, self.settings = self.asked.options, self.asked.recipe.settings
         self.algorithm: Algorithm[Any, Any] = self.asked.recipe.algorithm
+        self.select = cohort.find(self.settings.selection)
         self.run = str(self.ledger.fact("run"))
         self.done = int(self.ledger.fact("done"))
         self.start = self.ledger.tree("start")
@@ -264,8 +265,7 @@ class Coordinator:
         numbers = list(self.members)
         size = min(self.settings.clients_per_round or DEFAULT_COHORT, len(numbers))
         examples = [m.examples for m in self.members.values()]
-        select = cohort.SELECTIONS[self.settings.selection]
-        return [numbers[i] for i in cohort.draw(select, size, examples, self.settings.seed, self.done)]
+        return [numbers[i] for i in cohort.draw(self.select, size, examples, self.settings.seed, self.done)]
 
     def _ask(self, kind: str, attempt: int, clients: list[int], record: Record | None = None) -> Question:
         """Send every client its order and listen until all have answered or the deadline is over."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedslr import seeds
+from fedslr import plugins, seeds
 from fedslr.errors import FedslrError
 
 Select = Callable[[np.random.Generator, int, Sequence[int]], Sequence[int]]
@@ -35,10 +35,17 @@ def by_size(rng: np.random.Generator, size: int, examples: Sequence[int]) -> Seq
 SELECTIONS: dict[str, Select] = {"uniform": uniform, "bernoulli": bernoulli, "by-size": by_size}
 
 
+def find(name: str) -> Select:
+    """The selection of a name: one of the table, or `module:function` of a person's own."""
+    return SELECTIONS.get(name) or plugins.load("selection", name)
+
+
 def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: int) -> list[int]:
     """The cohort of a round: a function of seed and round alone."""
     try:
         chosen = list(select(seeds.generator(seeds.COHORT, seed, round), size, examples))
+    except FedslrError:
+        raise
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise FedslrError(

@@ -66,7 +66,7 @@ class Simulation:
         self.folder, self.warn = folder, warn
         self.num_clients = len(federation.clients)
         self.cohort_size = settings.cohort_size(self.num_clients)
-        self.select = select or cohort.SELECTIONS[settings.selection]
+        self.select = select or cohort.find(settings.selection)
         self.examples = [len(c.y) for c in federation.clients]
         drawn = functools.partial(cohort.draw, self.select, self.cohort_size, self.examples, settings.seed)
         # Every cohort is drawn once, a round before it trains.

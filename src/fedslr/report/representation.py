@@ -55,7 +55,7 @@ def _open(run: Run, client: int | None) -> tuple[Simulation, Params, Params, int
     if not (run.folder / "checkpoint").is_dir():
         raise FedslrError(f"tsne: {run.folder} keeps no models (checkpoint/ is missing)")
     try:
-        simulation = reopen(run.folder, None, None, "cpu", cross_entropy, lambda text: None)
+        simulation = reopen(run.folder, None, None, None, "cpu", cross_entropy, lambda text: None)
     except FedslrError as error:
         raise FedslrError(f"tsne: {run.folder} cannot be made again from its recipe: {error}") from error
     chosen = _choose(simulation, client)
