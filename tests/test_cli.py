@@ -516,6 +516,7 @@ def test_wrong_keys_and_values(change, says, command, recipe, tmp_path):
 
 
 def write(path: Path, data: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return path
 
@@ -536,6 +537,14 @@ WRONG_CALLS = {
     "missing recipe": (lambda p: ["run"], "Missing argument"),
     "show of nothing": (lambda p: ["show", p / "none"], "none: no such folder"),
     "show of an unfinished run": (lambda p: ["show", write(p / "config.toml", "x").parent], "no finished run in it"),
+    "show of what lies deeper": (
+        lambda p: ["show", write(p / "a" / "b" / "c" / "config.toml", "x").parents[2]],
+        "a: no run right in it, but there are some in ",
+    ),
+    "a deployment": (
+        lambda p: ["run", write(p / "d.toml", "[federation]\nclasses = 2")],
+        "d.toml: a recipe with a table `federation` is a deployment's; it goes to fedslr federation start",
+    ),
     "out is a file": (
         lambda p: ["run", p / "tiny.toml", "--out", write(p / "file", "x")],
         "is a file; choose a folder",

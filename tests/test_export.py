@@ -764,6 +764,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda f, p: ["export", f, "--global", "--format", "torch", "--out", p / "x.pt"],
         "out: got 'x.pt', expected a name that ends in .pt2",
     ),
+    "a format by another's name": (
+        lambda f, p: ["export", f, "--global", "--out", p / "x.onnx"],
+        "out: got 'x.onnx' for format safetensors; expected .safetensors, or format onnx",
+    ),
     "no run": (lambda f, p: ["export", p, "--global"], "no run in it (config.toml is missing)"),
     "no checkpoint": (lambda f, p: ["export", no_checkpoint(f, p), "--global"], "no checkpoint in it"),
     "a folder that cannot be": (

@@ -216,6 +216,10 @@ def make_algorithm(table: Mapping[str, Any], where: str = "algorithm") -> Algori
 def parse(table: Mapping[str, Any]) -> Recipe:
     """A recipe from its parsed TOML."""
     for key, value in table.items():
+        if key == "federation":
+            raise FedslrError(
+                "a recipe with a table `federation` is a deployment's; it goes to fedslr federation start"
+            )
         if key not in KEYS:
             place = _place(table, key)
             hint = f"did you mean '{place}'?" if place else suggest(key, KEYS)

@@ -190,7 +190,8 @@ def tsne(runs: Sequence[Run], options: Options) -> Figure:
     """
     from fedslr.report.representation import represent
 
-    seen = represent(_representable(runs), options.client)
+    run = _representable(runs)
+    seen = represent(run, options.client)
     figure, panels = _canvas(7.2, 6.6, 2, 2)
     marks = sorted(set(seen.labels.tolist()))
     for row, extractor in enumerate(("global", "personal")):
@@ -200,7 +201,8 @@ def tsne(runs: Sequence[Run], options: Options) -> Figure:
     handles, names = panels[0][0].get_legend_handles_labels()
     shown = dict(zip(names, handles, strict=True))
     figure.legend(shown.values(), shown, title="label", loc="outside right center", frameon=False)
-    figure.suptitle(f"{seen.name}, client {seen.client}: its test samples", fontsize="medium")
+    title = f"{seen.name}, seed {run.summary['seed']}, client {seen.client}: its test samples"
+    figure.suptitle(title, fontsize="medium")
     return figure
 
 

@@ -80,6 +80,9 @@ def find_runs(folders: Sequence[Path], unfinished: bool = False) -> list[Run]:
         homes = (
             [folder] if (folder / "config.toml").exists() else sorted(p.parent for p in folder.glob("*/config.toml"))
         )
+        deeper = None if homes else next(folder.glob("*/*/config.toml"), None)
+        if deeper is not None:
+            raise FedslrError(f"{folder}: no run right in it, but there are some in {deeper.parent.parent}; name that")
         if not homes and unfinished:
             raise FedslrError(f"{folder}: no run in it (config.toml is missing)")
         found = [home for home in homes if unfinished or (home / "summary.json").exists()]

@@ -99,6 +99,10 @@ def export(
     target = Path(path)
     if format == "torch" and target.suffix != SUFFIXES[format]:
         raise FedslrError(f"out: got '{target.name}', expected a name that ends in .pt2, as torch.export.load does")
+    if target.suffix in SUFFIXES.values() and target.suffix != SUFFIXES[format]:
+        other = next(name for name, suffix in SUFFIXES.items() if suffix == target.suffix)
+        wanted = f"{SUFFIXES[format]}, or format {other}"
+        raise FedslrError(f"out: got '{target.name}' for format {format}; expected {wanted}")
     page = target.with_name(target.name + ".md")
     for there in (target, page):
         if there.exists():
