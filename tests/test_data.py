@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from pathlib import Path
 
@@ -92,6 +93,33 @@ def test_splits_are_drawn_as_ever(clients, alpha, seed, reuse, all):
     held = splits.by_priors(labels, priors, each, ours, reuse)
     assert [h.tolist() for h in held] == drawn_with_arrays(labels, priors, each, theirs, reuse)
     assert ours.random() == theirs.random()
+
+
+@pytest.mark.parametrize(
+    ("samples", "clients", "classes", "alpha", "seed", "sizes", "digest"),
+    [
+        (50_000, 100, 10, 0.1, 0, [599, 499, 499], "ecf6e78f08b5392f"),
+        (1000, 13, 7, 0.3, 5, [88, 76, 76], "aa50070dc548fa70"),
+    ],
+)
+def test_the_authors_split_is_theirs(samples, clients, classes, alpha, seed, sizes, digest):
+    """To the last sample: digests are of what their procedure gave for the same labels."""
+    labels, test_labels = np.arange(samples) % classes, np.arange(max(300, samples // 5)) % classes
+    made = splits.authors(labels, test_labels, clients, classes, alpha, 100, seed)
+    assert [len(train) for train, _ in made[:3]] == sizes
+    assert sum(len(train) for train, _ in made) == samples
+    everything = np.concatenate([np.concatenate(shares) for shares in made]).astype("<i8")
+    assert hashlib.sha256(everything.tobytes()).hexdigest()[:16] == digest
+
+
+def test_the_authors_split_of_a_dataset():
+    options = {"split": "authors", "clients": 20, "alpha": 0.3}
+    one, same, other = (fedslr.load("digits", seed=seed, **options) for seed in (0, 0, 1))
+    assert [c.y.tolist() for c in one.clients] == [c.y.tolist() for c in same.clients]
+    assert [c.y.tolist() for c in one.clients] != [c.y.tolist() for c in other.clients]
+    assert sum(len(c.y) for c in one.clients) == 1347
+    for client in one.clients:
+        assert set(client.y_test.tolist()) <= set(client.y.tolist())
 
 
 def test_label_ratios_follow_the_prior():
@@ -296,6 +324,7 @@ def test_wrong_arrays_are_refused_in_one_line(change, says):
             "data.samples_per_client: got 200, but 10 clients can have at most 134",
         ),
         ({"alpha": 0}, "data.alpha: got 0, expected a number above 0"),
+        ({"split": "authors", "samples_per_client": 3}, "the authors' split shares out all samples; leave it out"),
         ({"split": "dirichle"}, 'data.split: got "dirichle", expected one of iid, dirichlet'),
         ({"clents": 3}, "unknown key 'clents' in data; did you mean 'clients'?"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +38,7 @@ class DataOptions:
     name: Annotated[str, "dataset"] = "digits"
     root: Annotated[str, "folder that datasets were unpacked to; digits need none"] = "data"
     clients: Annotated[int, countable, "number of clients M"] = 100
-    split: Annotated[str, one_of("iid", "dirichlet"), "how labels are spread over clients"] = "dirichlet"
+    split: Annotated[str, one_of("iid", "dirichlet", "authors"), "how labels are spread over clients"] = "dirichlet"
     alpha: Annotated[float, positive, "concentration of the Dirichlet priors: smaller is more skewed"] = 0.1
     reuse: Annotated[bool, "dirichlet: a class that has run out starts again, as in the authors' code"] = False
     samples_per_client: Annotated[int | None, countable, "training samples of every client"] = None
@@ -96,26 +96,36 @@ def share_out(options: DataOptions, tell: Callable[[str], None] = lambda text: N
         found = options.natural()
         _tell_what_is_left_aside(options, len(found.clients), tell)
         return replace(found, clients=found.clients[: options.clients], options=asdict(options))
-    train_labels, test_labels = data.y.numpy(), data.y_test.numpy()
-    rng = seeds.generator(seeds.SPLIT, options.seed or 0)
-    reuse = options.reuse and options.split == "dirichlet"
-    each = splits.samples_each(len(train_labels), options.clients, options.samples_per_client, reuse)
-    if options.split == "iid":
-        held = splits.iid(train_labels, options.clients, each, rng)
-    else:
-        priors = splits.dirichlet_priors(options.clients, data.num_classes, options.alpha, rng)
-        held = splits.by_priors(train_labels, priors, each, rng, reuse)
     size = options.test_samples or data.test_samples
-    clients = []
-    for mine in held:
-        test = splits.matching_test_set(train_labels[mine], test_labels, size, data.num_classes, rng)
-        clients.append(data.client(mine, test))
+    clients = [data.client(mine, test) for mine, test in _shares(options, data, size)]
     if not any(len(c.y_test) for c in clients):
         raise FedslrError(
             f"data.test_samples: got {size}, too few to follow a client's labels: all test sets are empty"
         )
     padding = data.crop_padding if options.augment else 0
     return Federation(clients, data.num_classes, options.name, asdict(options), padding, data.normalization)
+
+
+def _shares(options: DataOptions, data: Dataset, test_size: int) -> Iterator[tuple[splits.Indices, splits.Indices]]:
+    """Every client's training and test samples."""
+    labels, test_labels, seed = data.y.numpy(), data.y_test.numpy(), options.seed or 0
+    reuse = options.reuse and options.split == "dirichlet"
+    each = splits.samples_each(len(labels), options.clients, options.samples_per_client, reuse)
+    if options.split == "authors":
+        if options.samples_per_client is not None:
+            raise FedslrError("data.samples_per_client: the authors' split shares out all samples; leave it out")
+        yield from splits.authors(
+            labels, test_labels, options.clients, data.num_classes, options.alpha, test_size, seed
+        )
+        return
+    rng = seeds.generator(seeds.SPLIT, seed)
+    if options.split == "iid":
+        held = splits.iid(labels, options.clients, each, rng)
+    else:
+        priors = splits.dirichlet_priors(options.clients, data.num_classes, options.alpha, rng)
+        held = splits.by_priors(labels, priors, each, rng, reuse)
+    for mine in held:
+        yield mine, splits.matching_test_set(labels[mine], test_labels, test_size, data.num_classes, rng)
 
 
 def _tell_what_is_left_aside(options: DataOptions, there: int, tell: Callable[[str], None]) -> None:

@@ -66,7 +66,7 @@ def verify(
 @app.command("show")
 def show_split(
     name: Annotated[str, typer.Argument(help="A dataset, as in a recipe's data.name.")] = "digits",
-    split: Annotated[str, typer.Option(help="iid or dirichlet.")] = "dirichlet",
+    split: Annotated[str, typer.Option(help="iid, dirichlet or authors.")] = "dirichlet",
     alpha: Annotated[float, typer.Option(help="Concentration of the Dirichlet priors.")] = 0.1,
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,

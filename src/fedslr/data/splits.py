@@ -6,6 +6,7 @@ A split takes labels and gives every client an array of sample indices; all clie
 from __future__ import annotations
 
 from bisect import bisect_right
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,56 @@ def _cumulative(priors: np.ndarray[Any, Any], live: np.ndarray[Any, Any]) -> tup
     # Dead classes have no width, and the last live one ends at the total: a draw below it can land on live ones only.
     sums = np.cumsum(left, axis=1)
     return sums.tolist(), np.nextafter(sums[:, -1], 0.0).tolist()
+
+
+def authors(
+    labels: Indices, test_labels: Indices, clients: int, classes: int, alpha: float, test_size: int, seed: int
+) -> list[tuple[Indices, Indices]]:
+    """Every client's training and test samples in the split that the authors' published code makes of a seed.
+
+    The same draws in the same order from NumPy's older generator, with that code's consequences: shares are cut to
+    whole numbers after a rounding that can take one sample from everybody, and what is then left goes to client 0
+    (CIFAR: 599 samples, 499 for the others).
+    """
+    rng = np.random.RandomState(seed % 2**32)
+    order = rng.permutation(len(labels))
+    rng.standard_normal(clients)  # of a spread of sizes that is 0
+    # By decimals, because libraries differ in the last bit, on which it depends whether a share is cut.
+    shares = np.full(clients, float(Decimal(float(Decimal(len(labels) // clients).ln())).exp()))
+    missing = (shares / shares.sum() * len(labels)).astype(np.int64)
+    missing[0] += len(labels) - missing.sum()
+    cumulative = rng.dirichlet(np.full(classes, alpha), clients).cumsum(axis=1)
+    pools = [order[labels[order] == c] for c in range(classes)]
+    left = [len(pool) for pool in pools]
+    chosen: list[list[int]] = [[] for _ in range(clients)]
+    while missing.any():
+        client = rng.randint(clients)
+        if not missing[client]:
+            continue
+        label = int(np.argmax(rng.uniform() <= cumulative[client]))
+        while not left[label]:
+            # The class starts again, and a label is drawn anew.
+            left[label] = len(pools[label])
+            label = int(np.argmax(rng.uniform() <= cumulative[client]))
+        left[label] -= 1
+        missing[client] -= 1
+        chosen[client].append(pools[label][left[label]])
+    return [
+        (mine, _authors_test_set(labels[mine], test_labels, test_size, classes, rng))
+        for mine in (np.array(indices, np.int64) for indices in chosen)
+    ]
+
+
+def _authors_test_set(
+    train_labels: Indices, test_labels: Indices, size: int, classes: int, rng: np.random.RandomState
+) -> Indices:
+    parts = []
+    for label in range(classes):
+        pool = np.flatnonzero(test_labels == label)
+        # In floating point, where 0.29 · 100 is less than 29.
+        wanted = int(np.mean(train_labels == label) * size)
+        parts.append(pool[rng.permutation(len(pool))[:wanted]])
+    return np.concatenate(parts).astype(np.int64)
 
 
 def matching_test_set(train_labels: Indices, test_labels: Indices, size: int, classes: int, rng: Generator) -> Indices:
