@@ -206,6 +206,7 @@ ROWS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "scaffold": (rows.scaffold, {}),
     "perfedavg": (rows.perfedavg, {"alpha": 0.3, "beta": 0.2}),
     "lgfedavg": (rows.lgfedavg, {}),
+    "fedper": (rows.fedper, {}),
     "fedrep": (rows.fedrep, {"head_epochs": 2}),
     "ditto": (rows.ditto, {"lam": 0.7}),
     "apfl": (rows.apfl, {"alpha": 0.3}),
@@ -256,6 +257,7 @@ DEFAULTS = {
     "scaffold": {},
     "perfedavg": {"alpha": 0.01, "beta": 0.001},
     "lgfedavg": {},
+    "fedper": {},
     "fedrep": {"head_epochs": 1},
     "ditto": {"lam": 0.1},
     "apfl": {"alpha": 0.5},
@@ -349,7 +351,7 @@ def test_what_a_client_has_to_keep(name):
     sizes = ours.sizes()
     # A client that never trained may hold weights that are still exactly equal, never ones that are zero.
     assert sizes.personal == [SIZES_OF.get(name, 83)] * len(SIZES)
-    expected = {"fedrep": 56, "lgfedavg": 27, "local": 0}.get(name, 83)
+    expected = {"fedper": 56, "fedrep": 56, "lgfedavg": 27, "local": 0}.get(name, 83)
     assert sizes.global_ == expected
 
 
@@ -474,6 +476,7 @@ def test_pruned_weights_receive_no_gradient():
 # --- what is really in each message ---------------------------------------------------------------------------------
 
 SENT = {
+    "fedper": (["0.weight", "0.bias"], ["0.weight", "0.bias"]),
     "fedrep": (["0.weight", "0.bias"], ["0.weight", "0.bias"]),
     "lgfedavg": (["2.weight", "2.bias"], ["2.weight", "2.bias"]),
     "scaffold": (["w", "c"], ["w", "c"]),

@@ -186,6 +186,16 @@ def fedrep(problem: Problem, head_epochs: int):
     return None, [{k: own[i][k] if is_head(k, w) else w[k] for k in w} for i in range(problem.M)]
 
 
+def fedper(problem: Problem):
+    own = copies(problem)
+    w = problem.start()
+    for _, sampled, lr in problem.rounds():
+        for i in sampled:
+            own[i] = sgd(problem, {k: own[i][k] if is_head(k, w) else w[k] for k in w}, i, lr)
+        w = average([own[i] for i in sampled])
+    return None, [{k: own[i][k] if is_head(k, w) else w[k] for k in w} for i in range(problem.M)]
+
+
 def lgfedavg(problem: Problem):
     own = copies(problem)
     w = problem.start()

@@ -15,7 +15,7 @@ from fedslr.algorithms.feddyn import FedDyn
 from fedslr.algorithms.fedprox import FedProx
 from fedslr.algorithms.fedslr import FedSLR
 from fedslr.algorithms.fedspa import FedSpa
-from fedslr.algorithms.layers import FedRep, LGFedAvg
+from fedslr.algorithms.layers import FedPer, FedRep, LGFedAvg
 from fedslr.algorithms.local import Local
 from fedslr.algorithms.perfedavg import PerFedAvg
 from fedslr.algorithms.scaffold import Scaffold
@@ -30,6 +30,7 @@ METHODS: tuple[type[Algorithm[Any, Any]], ...] = (
     Scaffold,
     PerFedAvg,
     LGFedAvg,
+    FedPer,
     FedRep,
     Ditto,
     APFL,
@@ -77,6 +78,7 @@ __all__ = [
     "Ditto",
     "FedAvg",
     "FedDyn",
+    "FedPer",
     "FedProx",
     "FedRep",
     "FedSLR",

@@ -1,5 +1,6 @@
 """Methods that divide the layers: some are shared, the others stay with the client.
 
+FedPer: Arivazhagan et al., Federated Learning with Personalization Layers (2019).
 FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning (ICML 2021).
 LG-FedAvg: Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations (2020).
 """
@@ -98,15 +99,8 @@ class FedRep(_Divided):
         return Client(head), tree.sub(body, payload)
 
 
-@dataclass(frozen=True)
-class LGFedAvg(_Divided):
-    """A personal body and a shared last layer, trained together."""
-
-    name: ClassVar[str] = "lgfedavg"
-
-    def divide(self, w: Params) -> tuple[Params, Params]:
-        body, head = split_head(w)
-        return head, body
+class _Together(_Divided):
+    """All layers are trained together."""
 
     def local_update(
         self, task: Task, client: Client, payload: Params, data: LocalData, round: Round
@@ -116,3 +110,27 @@ class LGFedAvg(_Divided):
 
         v = scan(step, {**client.own, **payload}, data.epochs(round.epochs))
         return Client({k: v[k] for k in client.own}), {k: v[k] - payload[k] for k in payload}
+
+
+@dataclass(frozen=True)
+class FedPer(_Together):
+    """A shared body and a personal last layer, trained together.
+
+    The published code of FedSLR's authors runs this by the name of FedRep.
+    """
+
+    name: ClassVar[str] = "fedper"
+
+    def divide(self, w: Params) -> tuple[Params, Params]:
+        return split_head(w)
+
+
+@dataclass(frozen=True)
+class LGFedAvg(_Together):
+    """A personal body and a shared last layer, trained together."""
+
+    name: ClassVar[str] = "lgfedavg"
+
+    def divide(self, w: Params) -> tuple[Params, Params]:
+        body, head = split_head(w)
+        return head, body
