@@ -33,6 +33,7 @@ CIFAR10_DIRICHLET = {
     "fedslr": Figures(87.52, 95.30, 3.51, 3.96, 626.89),
     "perfedavg": Figures(None, 91.55, 11.17, 11.17, 893.92),
     "lgfedavg": Figures(None, 81.35, 11.17, 11.17, 0.41),
+    "fedper": Figures(None, 93.41, 11.17, 11.17, 893.51),  # the authors' code has this method by FedRep's name
     "fedrep": Figures(None, 93.41, 11.17, 11.17, 893.51),
     "ditto": Figures(None, 94.39, 11.17, 11.17, 893.92),
     "apfl": Figures(None, 87.11, 11.17, 22.35, 893.92),
@@ -57,6 +58,7 @@ def row(folder: Path) -> list[str]:
     rounds = [json.loads(line)["seconds"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         summary["algorithm"],
+        f"{config['data']['split']}, {summary['seed']}",
         str(summary["rounds"]),
         config.get("precision", "float32"),
         pair(percent["global"], paper.accuracy_global),
@@ -71,6 +73,7 @@ def row(folder: Path) -> list[str]:
 
 HEADS = [
     "method",
+    "split, seed",
     "rounds",
     "precision",
     "global %",

@@ -40,4 +40,5 @@ def test_paper_recipes_have_the_papers_values():
         s, d = recipe.settings, recipe.data
         assert (s.rounds, s.clients_per_round, s.batch_size, s.epochs, s.personal_epochs) == (1000, 10, 20, 2, 1)
         assert (s.lr, s.lr_decay, s.weight_decay) == (0.1, 0.998, 1e-3)
-        assert (d.clients, d.alpha, d.reuse, recipe.model.name) == (100, 0.1, True, "resnet18")
+        assert (d.clients, d.alpha, recipe.model.name) == (100, 0.1, "resnet18")
+        assert d.split == ("iid" if path.stem.endswith("-iid") else "authors")
