@@ -65,6 +65,8 @@ def test_a_run_leaves_the_folder_it_promises(command, recipe, tmp_path):
 class Mine(fedslr.FedAvg):
     """A method that a recipe finds in its module."""
 
+    name = "mine"
+
 
 def hidden() -> fedslr.FedAvg:
     class Hidden(fedslr.FedAvg):
@@ -108,42 +110,8 @@ def test_a_model_of_ones_own_by_name_is_rerunnable(recipe, tmp_path, command, mo
     assert command("figures", "a", "--only", "tsne", "--out", "figures")[0] == 0
 
 
-MINE = """
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import fedslr
-
-
-@dataclass(frozen=True)
-class Half(fedslr.FedAvg):
-    name: ClassVar[str] = "half"
-    share: Annotated[float, fedslr.schema.fraction, "of the way that the server goes"] = 0.5
-
-    def aggregate(self, server, mean_upload, cohort_size):
-        return super().aggregate(server, fedslr.tree.map(lambda d: self.share * d, mean_upload), cohort_size)
-
-
-class Other(Half):
-    pass
-
-
-class Unfinished(fedslr.Algorithm):
-    pass
-
-
-@dataclass(frozen=True)
-class Abstract(fedslr.Algorithm):
-    pass
-
-
-def first(rng, size, examples):
-    return range(size)
-
-
-def broken(rng, size, examples):
-    return examples[10**6]
-"""
+MINE = Path(__file__).with_name("own_methods.py").read_text()
+LINE = next(n for n, line in enumerate(MINE.splitlines(), 1) if "conv9" in line)
 
 
 @pytest.fixture
@@ -175,7 +143,8 @@ def test_a_method_and_a_selection_of_ones_own_by_name(mine, recipe, command):
 def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
     code, printed, _ = command("compare", recipe, "--methods", "fedavg,mine:Half", "--out", "c", "--seeds", "0")
     assert code == 0
-    assert "mine:Half" in printed
+    assert "Half" in printed
+    assert "mine:Half" not in printed
     assert Path("c/half-seed0/summary.json").exists()
     own = ("--set", "algorithm.name=mine:Half")
     assert command("sweep", recipe, *own, "--over", "share=0.5,1", "--seeds", "0", "--out", "s")[0] == 0
@@ -185,7 +154,33 @@ def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("algorithm.name=mine:Hafl", "algorithm.name: got 'mine:Hafl', but 'mine' has no 'Hafl'; did you mean 'Half'?"),
+        ("algorithm.name=mine:Hafl", "mine.py) has no 'Hafl'; did you mean 'Half'?"),
+        ("algorithm.name=mine.py:Half", "there is no module 'mine.py' here or on the path; leave out .py"),
+        ("algorithm.name=mine:Nameless", "but its name is 'fedavg', another method's; expected one of its own"),
+        ("algorithm.name=mine:Slash", 'but its name is "../up", expected letters, digits'),
+        ("algorithm.name=mine:Field", "but it has no name; expected name: ClassVar[str]"),
+        ("algorithm.name=mine:Undecorated", "'beta' is no hyperparameter; expected @dataclass(frozen=True)"),
+        ("algorithm.name=mine:Listed", "'layers' is of another type than settings have: int, float, bool, str"),
+        ("algorithm.name=mine:Needy", "but 'share' has no default"),
+        ("algorithm.name=mine:Picky", "algorithm: 'mine:Picky' fails in "),
+        ("algorithm.name=mine:Made", "a recipe cannot name it; expected a class at the top of a module"),
+        ("algorithm.name=mine:NoPair", "local_update: got dict, expected the client's new state and its upload"),
+        ("algorithm.name=mine:Nothing", "local_update: got NoneType, expected the client's new state and its upload"),
+        ("algorithm.name=mine:Keys", "is missing, as in what was sent"),
+        ("algorithm.name=mine:Shapes", "'upload/conv1.weight' is [1, 3, 3] of float32, expected ["),
+        ("algorithm.name=mine:Doubles", "of float64, expected"),
+        ("algorithm.name=mine:InPlace", "local_update: it changes what the client was sent in place"),
+        ("algorithm.name=mine:NewState", "local_update: got dict as the client's new state, expected ()"),
+        ("algorithm.name=mine:Raises", f"mine.py, line {LINE}: KeyError: 'conv9'"),
+        ("algorithm.name=mine:Forgetful", "init_client: got dict, expected a NamedTuple of parameters, or ()"),
+        ("algorithm.name=mine:Counting", "init_client: 'n' is of type int, expected tensors"),
+        ("algorithm.name=mine:Weightless", "weight: got [0.0, 0.0"),
+        ("algorithm.name=mine:Aggregates", "AttributeError: 'Server' object has no attribute 'nothing'"),
+        ("selection=mine:twice", "selection: round 1 got [1, 1], expected some of the clients"),
+        ("selection=mine:halves", "expected a function (rng, size, examples) that returns clients; TypeError"),
+        ("selection=mine:flags", "true and false are no numbers of clients"),
+        ("selection=mine:sorting", "selection: 'mine:sorting' fails in "),
+        ("selection=mine:rows", "expected a function (rng, size, examples) that returns clients; TypeError"),
         (
             "algorithm.name=mine:first",
             "algorithm.name: got 'mine:first', expected a dataclass that is a fedslr.Algorithm",
@@ -193,7 +188,7 @@ def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
         ("algorithm.name=mine:Unfinished", "expected a dataclass that is a fedslr.Algorithm"),
         ("algorithm.name=mine:Abstract", "algorithm.name: got 'mine:Abstract', but it lacks aggregate, broadcast"),
         ("algorithm.name=nobody:Half", "algorithm.name: got 'nobody:Half', but there is no module 'nobody'"),
-        ("selection=mine:last", "selection: got 'mine:last', but 'mine' has no 'last'"),
+        ("selection=mine:last", "mine.py) has no 'last'"),
         ("selection=last", 'selection: got "last", expected one of uniform, bernoulli, by-size, or module:function'),
         ("selection=mine:broken", "selection: 'mine:broken' fails in "),
         ("selection=custom", "selection: got 'custom', expected one of uniform"),
@@ -202,6 +197,21 @@ def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
 def test_a_mistake_in_ones_own_is_a_line(change, says, mine, recipe, command):
     code, _, err = command("run", recipe, "--out", "a", "--set", change)
     assert_one_plain_line(code, err, says)
+
+
+def test_numbers_of_clients_may_be_tensors(mine, recipe, command):
+    assert command("run", recipe, "--out", "a", "--set", "selection=mine:tensors")[0] == 0
+
+
+def test_a_class_that_was_moved_goes_on(mine, recipe, command):
+    own = ("--out", "a", "--set", "algorithm.share=1", "--set")
+    assert command("run", recipe, *own, "algorithm.name=mine:Half")[0] == 0
+    Path("moved.py").write_text(Path("mine.py").read_text())
+    assert command("run", recipe, *own, "algorithm.name=moved:Half", "--set", "rounds=9", "--resume")[0] == 0
+    Path("moved.py").write_text(MINE.replace("Half", "Third"))
+    sys.modules.pop("moved")
+    code, _, err = command("run", recipe, *own, "algorithm.name=moved:Third", "--set", "rounds=9", "--resume")
+    assert_one_plain_line(code, err, 'algorithm.name was "moved:Half", now "moved:Third"')
 
 
 def test_methods_that_are_called_the_same(mine, recipe, command):
@@ -485,6 +495,7 @@ WRONG_KEYS = [
     ("algorithm.name=3", "algorithm.name: got 3, no such method"),
     ("eta_g=3", "unknown key 'eta_g' in the recipe; did you mean 'algorithm.eta_g'?"),
     ("alpha=3", "unknown key 'alpha' in the recipe; did you mean 'data.alpha'?"),
+    ("name=fedavg", "unknown key 'name' in the recipe; did you mean 'algorithm.name' or 'data.name' or 'model.name'?"),
     ("algorithm.rank_penalty=-1e-4", "algorithm.rank_penalty: got -0.0001, expected a number 0 or above"),
     ("algorithm.eta_g=0", "algorithm.eta_g: got 0, expected a number above 0"),
     ("algorithm=fedavg", 'algorithm: got "fedavg", expected a table'),

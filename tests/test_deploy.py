@@ -90,7 +90,7 @@ def test_training_books_all_of_its_upload(name, trained):
 @pytest.mark.parametrize("name", METHODS)
 def test_an_upload_has_the_shape_of_the_broadcast(name, trained):
     simulation, _, _, upload = trained(name)
-    server_module._require_shape(upload, simulation.payload, "upload")
+    wire.require_alike(upload, simulation.payload, "upload")
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedslr import metrics, schema
-from fedslr.algorithms import name_in_recipe
+from fedslr import metrics, naming, plugins, schema
 from fedslr.config import CUSTOM, DTYPES, Recipe, Settings, difference, dump
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
@@ -140,7 +139,7 @@ def is_rerunnable(
 ) -> bool:
     """Whether config.toml alone is enough to do the run again: nothing was given that has no name in a recipe."""
     named = isinstance(model, str) and isinstance(selection, str) and federation.options is not None
-    return named and loss is cross_entropy and name_in_recipe(type(algorithm)) is not None
+    return named and loss is cross_entropy and naming.is_found(type(algorithm))
 
 
 def summarize(run: Figures, records: list[dict[str, Any]], rerunnable: bool) -> dict[str, Any]:
@@ -194,6 +193,7 @@ def run(
     """
     if not isinstance(algorithm, Algorithm):
         raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
+    naming.require_short_name(type(algorithm))
     if not isinstance(federation, Federation):
         raise FedslrError("federation: expected what fedslr.load or Federation.from_arrays gives")
     if out is not None and not isinstance(out, str | os.PathLike):
@@ -219,7 +219,8 @@ def run(
             if group.first:
                 ending.push(_reporting(folder.path, tell))
         ending.callback(tracking.finish, None)
-        simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell, select, group)
+        with _mistakes(algorithm):
+            simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell, select, group)
         ending.callback(simulation.store.close)
         if resume:
             simulation.resume()
@@ -234,7 +235,7 @@ def run(
         if group.first and simulation.done < checked.rounds:
             name = folder.path.name if folder else algorithm.name
             tracking.start(Tracked(name, text, folder.path if folder else None), records)
-        for record in simulation.rounds():
+        for record in _rounds(simulation):
             records.append(asdict(record))
             tracking.log(records[-1])
             if on_round is not None:
@@ -243,11 +244,31 @@ def run(
                 simulation.save()
                 raise Interrupted(f"stopped after round {simulation.done} of {checked.rounds}")
         again = is_rerunnable(algorithm, federation, model, loss, settings.get("selection", ""))
-        result = Result(simulation, records, summarize(figures(simulation), records, again))
+        with _mistakes(algorithm):
+            result = Result(simulation, records, summarize(figures(simulation), records, again))
         if folder is not None and not finished:
             folder.write_summary(result.summary)
         tracking.finish(result.summary)
     return result
+
+
+def _rounds(simulation: Simulation) -> Iterator[Record]:
+    """The rounds of a simulation; not what is done with their records."""
+    made = simulation.rounds()
+    while True:
+        with _mistakes(simulation.algorithm):
+            record = next(made, None)
+        if record is None:
+            return
+        yield record
+
+
+def _mistakes(algorithm: Algorithm[Any, Any]) -> contextlib.AbstractContextManager[None]:
+    """A method of a person's own is told where it fails. What the machine lacks is not the method's mistake."""
+    cls = type(algorithm)
+    if naming.is_in_table(cls):
+        return contextlib.nullcontext()
+    return plugins.mistakes("algorithm", naming.name_of(cls), cls, (OSError, MemoryError, torch.OutOfMemoryError))
 
 
 def _reporting(folder: Path, tell: Callable[[str], None]) -> Callable[..., None]:

@@ -13,8 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import torch
 
-from fedslr import models, plugins, schema
-from fedslr.algorithms import find, name_in_recipe
+from fedslr import models, naming, plugins, schema
 from fedslr.data import DataOptions
 from fedslr.engine import cohort
 from fedslr.errors import FedslrError, suggest
@@ -189,8 +188,9 @@ class Recipe:
 
     def method(self, name: str) -> Algorithm[Any, Any]:
         """A method as this recipe wants it."""
-        cls = find(name, "methods")
-        return self.methods.get(name) or (self.algorithm if cls is type(self.algorithm) else cls())
+        cls = naming.find(name, "methods")
+        known = (*self.methods.values(), self.algorithm)
+        return next((method for method in known if type(method) is cls), None) or make_algorithm({"name": name})
 
     def locate(self, key: str) -> str:
         """The dotted path of a key that may be given by its last name: `rank_penalty` is `algorithm.rank_penalty`."""
@@ -209,8 +209,9 @@ class Recipe:
 
 def make_algorithm(table: Mapping[str, Any], where: str = "algorithm") -> Algorithm[Any, Any]:
     """A method from a table with its name and hyperparameters."""
-    cls = find(table.get("name", "fedslr"), "algorithm.name" if where == "algorithm" else where)
-    return schema.build(cls, {k: v for k, v in table.items() if k != "name"}, where)
+    cls = naming.find(table.get("name", "fedslr"), "algorithm.name" if where == "algorithm" else where)
+    with plugins.mistakes(where, naming.name_of(cls), cls):
+        return schema.build(cls, {k: v for k, v in table.items() if k != "name"}, where)
 
 
 def parse(table: Mapping[str, Any]) -> Recipe:
@@ -221,8 +222,8 @@ def parse(table: Mapping[str, Any]) -> Recipe:
                 "a recipe with a table `federation` is a deployment's; it goes to fedslr federation start"
             )
         if key not in KEYS:
-            place = _place(table, key)
-            hint = f"did you mean '{place}'?" if place else suggest(key, KEYS)
+            places = _places(table, key)
+            hint = f"did you mean {' or '.join(map(repr, places))}?" if places else suggest(key, KEYS)
             raise FedslrError(f"unknown key '{key}' in the recipe; {hint}")
         if key not in PLAIN and not isinstance(value, Mapping):
             example = "{ every = 5 }" if key in TABLES else '{ name = "…" }'
@@ -247,14 +248,14 @@ def parse(table: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _place(table: Mapping[str, Any], key: str) -> str | None:
-    """Where a key belongs that stands outside of its table."""
+def _places(table: Mapping[str, Any], key: str) -> list[str]:
+    """Where a key may belong that stands outside of its table."""
     if key in GROUPED:
-        return dotted(key)
-    kinds: dict[str, type] = {"data": DataOptions, "model": ModelOptions}
+        return [dotted(key)]
+    known = {"algorithm": ["name"], "data": schema.fields(DataOptions), "model": schema.fields(ModelOptions)}
     with suppress(FedslrError, AttributeError):
-        kinds["algorithm"] = find(table.get("algorithm", {}).get("name", "fedslr"))
-    return next((f"{name}.{key}" for name, cls in kinds.items() if key in schema.fields(cls)), None)
+        known["algorithm"] += schema.fields(naming.find(table.get("algorithm", {}).get("name", "fedslr")))
+    return [f"{name}.{key}" for name, keys in known.items() if key in keys]
 
 
 def _experiment(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,7 +285,12 @@ def _experiment(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """A recipe from a file, with `key=value` changes applied."""
-    recipe = read_as(parse, path, changes)
+    return read_as(complete, path, changes)
+
+
+def complete(table: Mapping[str, Any]) -> Recipe:
+    """A recipe from its parsed TOML, by which clients are drawn here: a selection of one's own is there too."""
+    recipe = parse(table)
     cohort.find(recipe.settings.selection)
     return recipe
 
@@ -347,8 +353,7 @@ def value_of(text: str) -> Any:
 def dump(settings: Settings, algorithm: Algorithm[Any, Any], data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     """A recipe as TOML."""
     values = dataclasses.asdict(settings)
-    name = name_in_recipe(type(algorithm)) or algorithm.name
-    method = {"name": name, **dataclasses.asdict(algorithm)}  # type: ignore[call-overload]
+    method = {"name": naming.name_of(type(algorithm)), **dataclasses.asdict(algorithm)}  # type: ignore[call-overload]
     lines = [f"{name} = {toml_value(values[name])}" for name in PLAIN if values[name] is not None]
     tables: dict[str, Mapping[str, Any]] = {"algorithm": method, "data": data, "model": model}
     for name, keys in TABLES.items():
@@ -382,6 +387,8 @@ def difference(old: str, new: str, fixed: Collection[str] = ()) -> str | None:
     before, after = ({**defaults, **flatten(tomllib.loads(text))} for text in (old, new))
     allowed = {dotted(k) for k in RESUMABLE} - set(fixed)
     for key in sorted(before.keys() | after.keys()):
+        if key == "algorithm.name" and naming.are_same(str(before.get(key)), str(after.get(key))):
+            continue
         if key not in allowed and before.get(key) != after.get(key):
             return f"{key} was {schema.show(before.get(key))}, now {schema.show(after.get(key))}"
     return None

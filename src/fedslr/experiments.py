@@ -14,6 +14,7 @@ import queue
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -27,7 +28,7 @@ import torch
 from fedslr import api, config, schema
 from fedslr.config import Recipe
 from fedslr.data import prepare
-from fedslr.errors import FedslrError, Interrupted, show_traceback
+from fedslr.errors import TRACEBACK, FedslrError, Interrupted, show_traceback
 from fedslr.interrupts import ASKS
 from fedslr.machine import cores
 from fedslr.record import Record
@@ -93,7 +94,7 @@ def sweep(recipe: Recipe, over: Mapping[str, Sequence[Any]], seeds: Sequence[int
         table = recipe.to_table()
         for path, value in zip(paths.values(), values, strict=True):
             config.change(table, path, value)
-        changed = replace(config.parse(table), fixed_split=recipe.fixed_split)
+        changed = replace(config.complete(table), fixed_split=recipe.fixed_split)
         words = "-".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(over, values, strict=True))
         for seed in checked_seeds(seeds):
             home = out / f"{_as_name(words)}-seed{seed}"
@@ -184,6 +185,8 @@ def _run(job: Job, on_progress: Callable[[Progress], None], should_stop: Callabl
         show_traceback(error)
         return Outcome(job.name, str(error))
     except Exception as error:
+        if os.environ.get(TRACEBACK):
+            traceback.print_exception(error)
         return Outcome(job.name, f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 

@@ -18,5 +18,6 @@ def leave_capture(device: torch.device | str) -> None:
     PyTorch's generator is then still marked as captured, and refuses; a copy of its state is not.
     """
     torch.cuda.synchronize(device)
-    generator = torch.cuda.default_generators[torch.device(device).index or 0]
+    index = torch.device(device).index
+    generator = torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
     generator.graphsafe_set_state(generator.clone_state())

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,38 +48,49 @@ def find(where: str, text: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise FedslrError(f"{where}: got '{text}', but there is no module '{error.name}' here or on the path") from None
+        hint = "; leave out .py" if module_name.endswith(".py") else ""
+        raise FedslrError(
+            f"{where}: got '{text}', but there is no module '{error.name}' here or on the path{hint}"
+        ) from None
     except (Exception, SystemExit) as error:
         raise FedslrError(f"{where}: got '{text}', but importing it fails{_told(error)}") from error
     if not hasattr(module, name):
         known = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
-        raise FedslrError(f"{where}: got '{text}', but '{module_name}' has no '{name}'; {suggest(name, known)}")
+        place = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
+        raise FedslrError(f"{where}: got '{text}', but '{module_name}'{place} has no '{name}'; {suggest(name, known)}")
     return getattr(module, name)
 
 
 def _guarded(where: str, text: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, but for what it raises: one line that says where in the person's code it was."""
+    """The same function, but for what it raises."""
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        try:
+        with mistakes(where, text, function):
             made = function(*args)
             # The body of a generator runs when it is read.
             return list(made) if isinstance(made, Iterator) else made
-        except FedslrError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise FedslrError(f"{where}: '{text}' fails{_told(error, function)}") from error
 
     return call
 
 
-def _told(error: BaseException, function: Callable[..., Any] | None = None) -> str:
-    """The last line of a person's own that led to an error, that of the function if none did, and the error."""
+@contextmanager
+def mistakes(where: str, text: str, code: Any, passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """What a person's code raises becomes one line that says where in it that was; some errors are not its own."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, (FedslrError, *passing)):
+            raise
+        raise FedslrError(f"{where}: '{text}' fails{_told(error, code)}") from error
+
+
+def _told(error: BaseException, code: Any = None) -> str:
+    """The last line of a person's own that led to an error, that of their code if none did, and the error."""
     own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARIES)]
     place = f" in {own[-1].filename}, line {own[-1].lineno}" if own else ""
-    if not own and function is not None:
+    if not own and code is not None:
         with suppress(OSError, TypeError):
-            place = f" in {inspect.getsourcefile(function)}, line {inspect.getsourcelines(function)[1]}"
+            place = f" in {inspect.getsourcefile(code)}, line {inspect.getsourcelines(code)[1]}"
     words = " ".join(str(error).split())
     return f"{place}: {type(error).__name__}: {words} ({TRACEBACK}=1 shows the traceback)"

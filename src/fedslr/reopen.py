@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedslr import config
+from fedslr import config, naming
 from fedslr.api import Result, figures, summarize
 from fedslr.config import Recipe, Settings
 from fedslr.data import share_out
@@ -102,8 +102,11 @@ def _recipe(
     if model is not None:
         table["model"] = {}
     if algorithm is not None:
+        if not isinstance(algorithm, Algorithm):
+            raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
         now = tomllib.loads(config.dump(Settings(), algorithm, {}, {}))["algorithm"]
-        if (was := table.get("algorithm")) != now:
+        was = {"name": "", **table.get("algorithm", {})}
+        if not naming.are_same(was["name"], now["name"]) or {**was, "name": ""} != {**now, "name": ""}:
             raise FedslrError(f"algorithm: got {now}, but the run's was {was}; expected the same")
         table["algorithm"] = {}
     # Nobody is drawn any more, by whatever function it was.

@@ -157,6 +157,21 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     return cls(**{k: check_value(prefix + k, v, annotations[k]) for k, v in table.items()})
 
 
+def unsettable(cls: type) -> str | None:
+    """Why a dataclass could not be made from a table of settings; None if it can."""
+    try:
+        annotations = hints(cls)
+    except NameError as error:
+        return f"but an annotation of it cannot be read: {error}"
+    for f in dataclasses.fields(cls):
+        kinds = _parts(annotations[f.name])[0]
+        if any(not isinstance(kind, type) or kind not in KINDS for kind in kinds):
+            return f"but '{f.name}' is of another type than settings have: int, float, bool, str"
+        if f.default is dataclasses.MISSING:
+            return f"but '{f.name}' has no default"
+    return None
+
+
 def check(instance: Any) -> None:
     """Verify every field of a (frozen) dataclass instance; whole numbers given for numbers become numbers."""
     annotations = hints(type(instance))

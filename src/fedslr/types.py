@@ -162,7 +162,7 @@ class Algorithm(ABC, Generic[Server, Client]):
     """
 
     name: ClassVar[str]
-    """How recipes call the method."""
+    """How the method is called: its folder's name, and, for those of the table, its name in recipes."""
     planned: ClassVar[bool] = False
     """Whether a round depends on how many there will be, so that a run cannot be made longer."""
     ledger: ClassVar[tuple[str, ...]] = ()

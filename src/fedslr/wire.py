@@ -214,6 +214,30 @@ def _require_finite(x: Tensor, path: Path) -> None:
         raise WireError(f"'{_name(path)}' has numbers that are not finite (NaN or infinity)")
 
 
+def require_alike(found: Tree, like: Tree, where: str) -> None:
+    """A WireError unless two trees have the same keys, and tensors of the same shapes and types."""
+    for key in [*like, *(key for key in found if key not in like)]:
+        path = f"{where}/{ascii(key)[1:-1][:50]}"
+        if key not in found:
+            raise WireError(f"'{path}' is missing")
+        if key not in like:
+            raise WireError(f"'{path}' is not part of it")
+        a, b = found[key], like[key]
+        if isinstance(b, dict):
+            if not isinstance(a, dict):
+                raise WireError(f"'{path}' is a tensor, expected a table")
+            require_alike(a, b, path)
+        elif not isinstance(a, Tensor | LowRank):
+            raise WireError(f"'{path}' is no tensor")
+        else:
+            kind = a.u.dtype if isinstance(a, LowRank) else a.dtype
+            if tuple(a.shape) != tuple(b.shape) or kind != b.dtype:
+                got, expected = (
+                    f"{list(s)} of {str(k).removeprefix('torch.')}" for s, k in ((a.shape, kind), (b.shape, b.dtype))
+                )
+                raise WireError(f"'{path}' is {got}, expected {expected}")
+
+
 def require_finite(tree: Tree) -> None:
     """A WireError that names the first tensor with NaN or infinity."""
     for path, leaf in _leaves(tree):

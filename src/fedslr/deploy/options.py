@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedslr import config, models, schema
 from fedslr.config import Recipe
+from fedslr.engine import cohort
 from fedslr.errors import FedslrError
 from fedslr.schema import Rule, countable, countable_from_zero, memory_size, positive
 from fedslr.types import Task
@@ -97,4 +98,10 @@ def demo(changes: Sequence[str] = ()) -> Deployment:
 
 def read(path: Path, changes: Sequence[str] = ()) -> Deployment:
     """A deployment from a recipe file with a table `federation`, with `key=value` changes applied."""
-    return config.read_as(parse, path, changes)
+    return config.read_as(_complete, path, changes)
+
+
+def _complete(table: dict[str, Any]) -> Deployment:
+    asked = parse(table)
+    cohort.find(asked.recipe.settings.selection)
+    return asked

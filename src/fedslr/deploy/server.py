@@ -40,7 +40,6 @@ from fedslr.deploy.messages import (
 from fedslr.deploy.options import Deployment
 from fedslr.engine import cohort
 from fedslr.errors import FedslrError, WireError
-from fedslr.matrix import LowRank
 from fedslr.metrics import Evaluation, Sizes, parameters
 from fedslr.record import Record, RunFolder
 from fedslr.report.page import write_report
@@ -148,6 +147,7 @@ class Coordinator:
     def _first_run(self, asked: Deployment | None) -> Deployment:
         if asked is None:
             raise FedslrError(f"resume: {self.folder.path} holds no federation to resume")
+        cohort.find(asked.recipe.settings.selection)
         start = asked.task().params()
         num_clients = asked.recipe.data.clients
         server = asked.recipe.algorithm.init_server(start, num_clients)
@@ -482,7 +482,7 @@ class Coordinator:
     def _decode(self, what: str, data: bytes, like: Tree) -> Tree:
         numbers = 4 * sum(max(x.numel(), 1) for x in tree.leaves(like))
         found = wire.decode(data, max_bytes=self._max_bytes(), max_numbers=numbers) if data else {}
-        _require_shape(found, like, what)
+        wire.require_alike(found, like, what)
         return wire.unfold(found)
 
     def _max_bytes(self) -> int:
@@ -556,30 +556,6 @@ def _plausible(report: Report) -> Report:
     if report.parameters < 0:
         raise WireError("a model has no negative number of parameters")
     return report
-
-
-def _require_shape(found: Tree, like: Tree, where: str) -> None:
-    """A WireError unless two trees have the same keys, and tensors of the same shapes and types."""
-    for key in like.keys() | found.keys():
-        path = f"{where}/{ascii(key)[1:-1][:50]}"
-        if key not in found:
-            raise WireError(f"'{path}' is missing")
-        if key not in like:
-            raise WireError(f"'{path}' is not part of it")
-        a, b = found[key], like[key]
-        if isinstance(b, dict):
-            if not isinstance(a, dict):
-                raise WireError(f"'{path}' is a tensor, expected a table")
-            _require_shape(a, b, path)
-        elif not isinstance(a, Tensor | LowRank):
-            raise WireError(f"'{path}' is no tensor")
-        else:
-            kind = a.u.dtype if isinstance(a, LowRank) else a.dtype
-            if tuple(a.shape) != tuple(b.shape) or kind != b.dtype:
-                got, expected = (
-                    f"{list(s)} of {str(k).removeprefix('torch.')}" for s, k in ((a.shape, kind), (b.shape, b.dtype))
-                )
-                raise WireError(f"'{path}' is {got}, expected {expected}")
 
 
 def open_coordinator(path: Path, asked: Deployment | None, post: Post, **options: Any) -> Coordinator:

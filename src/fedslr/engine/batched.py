@@ -16,6 +16,7 @@ from fedslr import tree
 from fedslr.data.batches import EVALUATION
 from fedslr.data.cohort import CohortBatches, CohortData, Shape
 from fedslr.data.normalization import inputs
+from fedslr.engine.contract import checked_update
 from fedslr.engine.eager import CHUNK, Eager
 from fedslr.types import Batch, Params, Payload, Round, Task
 
@@ -174,7 +175,9 @@ class Batched(Eager):
         return batches
 
     def _run(self, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
-        states, uploads = self._each(self.algorithm.local_update, batches, states, payload, shared, round)
+        states, uploads = self._each(
+            checked_update(self.algorithm.local_update), batches, states, payload, shared, round
+        )
         return Together(states, uploads, len(batches.cohort))
 
     def _each(

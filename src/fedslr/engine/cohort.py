@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +45,8 @@ def find(name: str) -> Select:
 def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: int) -> list[int]:
     """The cohort of a round: a function of seed and round alone."""
     try:
-        chosen = list(select(seeds.generator(seeds.COHORT, seed, round), size, examples))
+        found = list(select(seeds.generator(seeds.COHORT, seed, round), size, tuple(examples)))
+        chosen = [_number(client) for client in found]
     except FedslrError:
         raise
     except Exception as error:
@@ -56,7 +59,13 @@ def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: i
         raise FedslrError(
             f"selection: round {round + 1} got {chosen}, expected some of the clients 0 to {len(known) - 1}, none twice"
         )
-    return sorted(int(c) for c in chosen)
+    return sorted(chosen)
+
+
+def _number(client: Any) -> int:
+    if isinstance(client, bool | np.bool_):
+        raise TypeError("true and false are no numbers of clients")
+    return operator.index(client)
 
 
 def evaluated(size: int | None, num_clients: int, seed: int) -> Sequence[int]:

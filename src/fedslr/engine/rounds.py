@@ -26,6 +26,7 @@ from fedslr.data.federation import Federation, placed
 from fedslr.engine import cohort
 from fedslr.engine.batched import TOGETHER, Batched, Unbatchable
 from fedslr.engine.choice import choose
+from fedslr.engine.contract import checked_weights, require_states
 from fedslr.engine.distributed import Group
 from fedslr.engine.post import Encoded, Measured
 from fedslr.errors import CheckpointError, FedslrError, WireError
@@ -89,7 +90,9 @@ class Simulation:
 
         self.start = self.task.params()
         self.server = algorithm.init_server(self.start, self.num_clients)
-        self.client_kind = type(algorithm.init_client(self.start))
+        fresh = algorithm.init_client(self.start)
+        require_states(self.server, fresh)
+        self.client_kind = type(fresh)
         self.done = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._ahead: Future[tuple[Any, Announced]] | None = None
@@ -128,8 +131,9 @@ class Simulation:
                 self._ahead = None
             except (WireError, LinAlgError) as error:
                 why = str(error).splitlines()[0]
+                lower = ["lr", *(["eta_g"] if hasattr(self.algorithm, "eta_g") else [])]
                 raise FedslrError(
-                    f"round {self.done + 1}: the global model diverged: {why}; lower lr or eta_g"
+                    f"round {self.done + 1}: the global model diverged: {why}; lower {' or '.join(lower)}"
                 ) from error
         self.done += 1
         record.rank = self.algorithm.ranks(self.server)
@@ -171,21 +175,22 @@ class Simulation:
 
     def _train_each(self, sampled: list[int], round: Round, record: Record) -> Payload:
         mean = tree.Mean()
-        for client in sampled:
+        weights = checked_weights([self.algorithm.weight(self.examples[c]) for c in sampled])
+        for client, weight in zip(sampled, weights, strict=True):
             with self._named(round, client):
                 state = self.state(client)
                 state, upload = self.engine.local_update(client, state, self._send_to(state, record), round)
                 wire.require_finite({"state": plain(state)})
                 size, received = self.post.send(upload)
             record.count_up(size)
-            mean.add(received, self.algorithm.weight(self.examples[client]))
+            mean.add(received, weight)
             self._keep(client, state, upload)
         return mean.value()
 
     def _train_together(self, engine: Batched, sampled: list[int], round: Round, record: Record) -> Payload:
         states, self._expected = self._expected or [self.state(client) for client in sampled], None
         payloads = [self._send_to(state, record) for state in states]
-        weights = [self.algorithm.weight(self.examples[c]) for c in sampled]
+        weights = checked_weights([self.algorithm.weight(self.examples[c]) for c in sampled])
         made = engine.train(sampled, states, payloads, round)
         # From here to where sizes are read nothing waits for a GPU, if it has room for all states: it is done while
         # clients still train.

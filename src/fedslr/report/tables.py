@@ -6,12 +6,12 @@ import csv
 import io
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple
 
-from fedslr import metrics
+from fedslr import metrics, naming
 from fedslr.config import flatten
 from fedslr.errors import FedslrError
 from fedslr.record import read_records
@@ -142,15 +142,25 @@ def group(runs: Sequence[Run]) -> list[Group]:
     shown = [k for k in keys if _varies(k, runs)]
     shown = shown + _between_equals(runs, shown) or ["algorithm.name"]
     titles = [_title(k, shown) for k in shown]
+    names = {str(r.config.get("algorithm.name")) for r in runs}
     groups: dict[tuple[int, str], Group] = {}
     seen: Counter[str] = Counter()
     for run in runs:
         alike = _values(run, [*shown, *SEEDS])
-        labels = dict(zip(titles, (_text(run.config.get(k)) for k in shown), strict=True))
+        labels = dict(zip(titles, (_value(run, k, names) for k in shown), strict=True))
         groups.setdefault((seen[alike], _values(run, shown)), Group(labels, [])).runs.append(run)
         seen[alike] += 1
     found = list(groups.values())
     return found if max(seen.values(), default=0) < 2 else list(map(_with_folder, found))
+
+
+def _value(run: Run, key: str, names: Collection[str]) -> str:
+    """A setting as people read it: a method of one's own by its class, if that tells it from the others."""
+    text = _text(run.config.get(key))
+    if key != "algorithm.name":
+        return text
+    short = naming.short(text)
+    return short if [naming.short(name) for name in names].count(short) == 1 else text
 
 
 def _values(run: Run, keys: Sequence[str]) -> str:
@@ -173,8 +183,8 @@ def _with_folder(group: Group) -> Group:
 
 def _varies(key: str, runs: Sequence[Run]) -> bool:
     if key.startswith("algorithm.") and key != "algorithm.name":
-        names = {r.summary["algorithm"] for r in runs}
-        return any(_varies_over(key, [r for r in runs if r.summary["algorithm"] == name]) for name in names)
+        names = {r.config.get("algorithm.name") for r in runs}
+        return any(_varies_over(key, [r for r in runs if r.config.get("algorithm.name") == name]) for name in names)
     return _varies_over(key, runs)
 
 

@@ -1,0 +1,87 @@
+"""How recipes name methods: as the table does, or `module:Class` for a person's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from typing import Any
+
+from fedslr import plugins, schema
+from fedslr.algorithms import ALGORITHMS
+from fedslr.errors import FedslrError, suggest
+from fedslr.types import Algorithm
+
+Method = type[Algorithm[Any, Any]]
+SHORT = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
+"""What a method may be called: the name becomes a folder's."""
+
+
+def find(name: object, where: str = "algorithm.name") -> Method:
+    """The method a recipe names."""
+    if isinstance(name, str) and name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if not isinstance(name, str) or not plugins.is_name(name):
+        hint = f"{suggest(str(name), ALGORITHMS)} (or module:Class of your own)"
+        raise FedslrError(f"{where}: got {schema.show(name)}, no such method; {hint}")
+    found = plugins.find(where, name)
+    if wrong := _mistake(found):
+        raise FedslrError(f"{where}: got '{name}', {wrong}")
+    cls: Method = found
+    return cls
+
+
+def require_short_name(cls: Method) -> None:
+    """Refuse a method whose name could not be that of a folder."""
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not SHORT.fullmatch(name):
+        raise FedslrError(f"algorithm: the name of {cls.__name__} is {schema.show(name)}, {_ALLOWED}")
+
+
+def name_of(cls: Method) -> str:
+    """What config.toml calls a method; `is_found` tells whether a recipe finds it there."""
+    return cls.name if is_in_table(cls) else f"{cls.__module__}:{cls.__qualname__}"
+
+
+def is_in_table(cls: Method) -> bool:
+    return ALGORITHMS.get(cls.name) is cls
+
+
+def is_found(cls: Method) -> bool:
+    """Whether a recipe can name a method: not those of scripts, notebooks and functions."""
+    return is_in_table(cls) or _mistake(cls) is None
+
+
+def are_same(one: str, other: str) -> bool:
+    """Whether two names may be one method's, whose file has been moved, or was a script and is a module now."""
+    return one == other or (":" in one and ":" in other and short(one) == short(other))
+
+
+def short(name: str) -> str:
+    """The class of `module:Class`; a name of the table is its own."""
+    return name.rpartition(":")[2].rpartition(".")[2]
+
+
+_ALLOWED = "expected letters, digits, '.', '_', '+' or '-'"
+
+
+def _mistake(found: Any) -> str | None:
+    """Why something that a recipe names is no method that can be run from one."""
+    if not (isinstance(found, type) and issubclass(found, Algorithm) and dataclasses.is_dataclass(found)):
+        return "expected a dataclass that is a fedslr.Algorithm"
+    if missing := sorted(found.__abstractmethods__):
+        return f"but it lacks {', '.join(missing)}"
+    if "name" in schema.fields(found) or not isinstance(getattr(found, "name", None), str):
+        return 'but it has no name; expected name: ClassVar[str] = "…" in it'
+    if not SHORT.fullmatch(found.name):
+        return f"but its name is {schema.show(found.name)}, {_ALLOWED}"
+    if found.name in ALGORITHMS:
+        return f"but its name is '{found.name}', another method's; expected one of its own"
+    module = sys.modules.get(found.__module__)
+    if found.__module__ == "__main__" or getattr(module, found.__qualname__, None) is not found:
+        return "but a recipe cannot name it; expected a class at the top of a module"
+    plain = [k for k, kind in inspect.get_annotations(found).items() if "ClassVar" not in str(kind)]
+    if plain and "__dataclass_fields__" not in vars(found):
+        return f"but '{plain[0]}' is no hyperparameter; expected @dataclass(frozen=True) on the class"
+    return schema.unsettable(found)
