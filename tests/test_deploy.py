@@ -144,6 +144,25 @@ def test_a_deployment_is_its_simulation_bit_for_bit(name, tmp_path):
     assert server.sizes() == simulation.sizes()
 
 
+def test_a_method_and_a_selection_of_ones_own(tmp_path):
+    asked = recipe("own_methods:Half", changes=["selection=own_methods:first"])
+    federation = Federation(tmp_path, make_federation(SIZES), asked)
+    server = federation.run()
+    assert_is_simulated(federation, server)
+    assert [r["clients"] for r in server.ledger.records()] == [[0, 1, 2]] * 5
+    federation.simulated()
+    assert [r.clients for r in federation.records] == [[0, 1, 2]] * 5
+
+
+def test_a_selection_that_is_not_there_leaves_no_federation_behind(tmp_path):
+    wrong = recipe(changes=["selection=own_methods:nobody"])
+    federation = Federation(tmp_path, make_federation(SIZES), wrong)
+    with pytest.raises(fedslr.FedslrError, match="has no 'nobody'"):
+        federation.run()
+    federation.asked = recipe(changes=["selection=own_methods:first"])
+    assert federation.run().done == 5
+
+
 @pytest.mark.parametrize("name", ["fedslr", "scaffold", "fedspa"])
 def test_bytes_are_those_of_the_payloads(name, tmp_path):
     federation = Federation(tmp_path, make_federation(SIZES), recipe(name))
