@@ -28,6 +28,7 @@ from fedslr.models.resnet import Block
 from fedslr.types import Params, Phased, Round
 
 NOT_TOGETHER = ("lpgd", "sparse-lowrank", "lowrank-lowrank")
+RAGGED, USUAL = [23, 17, 40, 20, 9], [*[23] * 9, 40]
 """Methods that choose a rank inside a local step."""
 
 
@@ -113,21 +114,26 @@ class Late(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("method", "selection"),
-    [("fedslr", "bernoulli"), ("late", "uniform"), *((m, "uniform") for m in ALGORITHMS if m not in NOT_TOGETHER)],
+    ("method", "selection", "sizes"),
+    [
+        ("fedslr", "bernoulli", RAGGED),
+        ("fedslr", "uniform", USUAL),
+        ("late", "uniform", RAGGED),
+        *((m, "uniform", RAGGED) for m in ALGORITHMS if m not in NOT_TOGETHER),
+    ],
 )
 def test_rounds_in_the_same_memory_are_the_batched_engines(
-    method: str, selection: str, monkeypatch: pytest.MonkeyPatch
+    method: str, selection: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next cohort's states and batches are put in place while the server is still at work."""
     monkeypatch.setitem(ALGORITHMS, "late", Late)
     asked = {"rounds": 5, "selection": selection, "engine": "batched", "evaluate_every": 2}
-    wanted, ours = (simulation(method, [23, 17, 40, 20, 9], "cpu", **asked) for _ in range(2))
+    wanted, ours = (simulation(method, sizes, "cpu", **asked) for _ in range(2))
     e = ours.engine
     ours.engine = Replayed(e.algorithm, e.task, e.clients, e.batch_size, e.seed)
     for a, b in zip(ours.rounds(), wanted.rounds(), strict=True):
         assert (a.bytes_up, a.bytes_down, a.accuracy_personal) == (b.bytes_up, b.bytes_down, b.accuracy_personal)
-    for client in range(5):
+    for client in range(len(sizes)):
         for k, p in wanted.personal_params(client).items():
             torch.testing.assert_close(ours.personal_params(client)[k], p, rtol=1e-10, atol=1e-12, msg=k)
 
@@ -365,7 +371,7 @@ def finished(run: Simulation) -> Simulation:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sizes", [[23] * 5, [23, 17, 40, 20, 9]], ids=["alike", "ragged"])
+@pytest.mark.parametrize("sizes", [[23] * 5, RAGGED, USUAL], ids=["alike", "ragged", "usual"])
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_rounds_are_the_eager_engines(method: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     if method != "fedslr":  # compiling for every method would take minutes and show the same

@@ -28,7 +28,7 @@ APART = {"lpgd", "sparse-lowrank", "lowrank-lowrank"}
 """Methods whose clients look at their numbers: they cannot be trained together."""
 every = pytest.mark.parametrize("name", list(fedslr.ALGORITHMS))
 together = pytest.mark.parametrize("name", [n for n in fedslr.ALGORITHMS if n not in APART])
-UNIFORM, RAGGED = [7, 7, 7, 7, 7], [5, 11, 3, 8, 7]
+UNIFORM, RAGGED, USUAL = [7, 7, 7, 7, 7], [5, 11, 3, 8, 7], [*[7] * 9, 11]
 
 
 def simulate(
@@ -71,6 +71,16 @@ def assert_agree(a: tuple[Simulation, Any], b: tuple[Simulation, Any]) -> None:
 @pytest.mark.parametrize("sizes", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
 def test_together_is_one_by_one(name, sizes):
     assert_agree(simulate(name, "eager", sizes), simulate(name, "batched", sizes))
+
+
+@together
+def test_a_cohort_of_usual_clients_needs_no_padding(name):
+    """Most clients hold the same number of samples, one does not: some cohorts have it, others do not."""
+    options = {"rounds": 5, "seed": 1}
+    a, b = (simulate(name, engine, USUAL, **options) for engine in ("eager", "batched"))
+    assert_agree(a, b)
+    assert isinstance(b[0].engine, Batched)
+    assert {shape.ragged for _, shape, _ in b[0].engine._batches} == {True, False}
 
 
 @together
@@ -299,6 +309,9 @@ def test_no_compiler_is_one_plain_line(monkeypatch):
 
 def test_compiled_steps_are_the_same_steps():
     linear = nn.Linear(6, 3)
-    options = {"model": linear, "rounds": 3, "batch_size": 7}
-    a = simulate("fedslr", "eager", UNIFORM, **options)
-    assert_agree(a, simulate("fedslr", "batched", UNIFORM, compile=True, **options))
+    options = {"model": linear, "rounds": 5, "batch_size": 7, "seed": 1}
+    a = simulate("fedslr", "eager", USUAL, **options)
+    b = simulate("fedslr", "batched", USUAL, compile=True, **options)
+    assert_agree(a, b)
+    # A full batch has one shape, whether others are filled or not; steps differ all the same.
+    assert {shape.ragged for _, shape, _ in b[0].engine._batches} == {True, False}

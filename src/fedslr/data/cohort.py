@@ -7,6 +7,7 @@ client's last are marked, for `scan` to leave its carry as it was.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ class Passes(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What every cohort of a run can be fitted into."""
+    """What a cohort is fitted into."""
 
     steps: int
     """Batches per pass of the client that has most."""
@@ -61,6 +62,28 @@ class Shape(NamedTuple):
         most = max(examples)
         sizes = tuple(min(batch_size, most - start) for start in range(0, most, batch_size))
         return cls(len(sizes), min(batch_size, most), min(examples) != most, sizes)
+
+
+class Shapes:
+    """What the cohorts of a run are fitted into: one shape for all, and a smaller one for those that are usual.
+
+    Where most clients hold the same number of samples, a cohort of such alone needs no padding.
+    """
+
+    WORTH = 0.5
+    """The share of all cohorts from which on those without padding are worth a shape, and a recording, of their own."""
+
+    def __init__(self, examples: Sequence[int], batch_size: int) -> None:
+        self.examples = examples
+        self.common, held = Counter(examples).most_common(1)[0]
+        self.share = held / len(examples)
+        self.any = Shape.of(examples, batch_size)
+        self.usual = Shape.of([self.common], batch_size)
+
+    def of(self, cohort: Sequence[int]) -> Shape:
+        """The shape of some clients."""
+        alike = self.share ** len(cohort) >= self.WORTH and all(self.examples[c] == self.common for c in cohort)
+        return self.usual if alike else self.any
 
 
 class CohortBatches:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fedslr import tree
 from fedslr.data.batches import EVALUATION
-from fedslr.data.cohort import CohortBatches, CohortData, Shape
+from fedslr.data.cohort import CohortBatches, CohortData, Shape, Shapes
 from fedslr.data.normalization import inputs
 from fedslr.engine.contract import checked_update
 from fedslr.engine.eager import CHUNK, Eager
@@ -142,10 +142,10 @@ class Batched(Eager):
     def __init__(self, *args: Any, examples: Sequence[int] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.device = self.clients[0].y.device
-        self.shape = Shape.of(examples or [len(c.y) for c in self.clients], self.batch_size)
+        self.shapes = Shapes(examples or [len(c.y) for c in self.clients], self.batch_size)
         self.together = self.task_kind(self.task.model, self.task.loss_function, self.task.weight_decay)
-        self.together.filled, self.together.tf32 = self.shape.ragged, self.task.tf32
-        self._batches: dict[tuple[int, bool], CohortBatches] = {}
+        self.together.tf32 = self.task.tf32
+        self._batches: dict[tuple[int, Shape, bool], CohortBatches] = {}
 
     def one_by_one(self) -> Eager:
         """The plain engine for the same run."""
@@ -164,12 +164,11 @@ class Batched(Eager):
             return self._run(batches, stack(states), payload, shared, round)
 
     def _turn_to(self, cohort: Sequence[int], round: int) -> CohortBatches:
-        key = (len(cohort), round == EVALUATION)
+        shape = self.shapes.of(cohort)
+        key = (len(cohort), shape, round == EVALUATION)
         batches = self._batches.get(key)
         if batches is None:
-            batches = CohortBatches(
-                self.shape, self.seed, self.crop_padding, self.normalization, self.dtype, self.device
-            )
+            batches = CohortBatches(shape, self.seed, self.crop_padding, self.normalization, self.dtype, self.device)
             self._batches[key] = batches
         batches.show(cohort, [self.clients[c] for c in cohort], round)
         return batches
@@ -188,6 +187,7 @@ class Batched(Eager):
         def one(slot: Tensor, state: Any, payload: Payload) -> Any:
             return work(self.together, state, payload, CohortData(batches, slot), round)
 
+        self.together.filled = batches.shape.ragged
         slots = torch.arange(len(batches.cohort), device=self.device)
         with torch.no_grad():
             return torch.vmap(one, in_dims=(0, 0, None if shared else 0))(slots, states, payload)
@@ -211,6 +211,7 @@ class Batched(Eager):
         def one(slot: Tensor, state: Any) -> Params:
             return self.algorithm.personal_model(self.together, state, payload, CohortData(batches, slot))
 
+        self.together.filled = batches.shape.ragged
         with batchable(), torch.no_grad():
             slots = torch.arange(len(cohort), device=self.device)
             return self._right(torch.vmap(one)(slots, stack(states)), cohort)

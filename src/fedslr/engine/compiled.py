@@ -8,6 +8,7 @@ system's temporary one, and found there by the next run.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from fedslr.data.cohort import CohortBatches
+from fedslr.data.cohort import CohortBatches, Shape
 from fedslr.engine.batched import Batched, Together, changing
 from fedslr.errors import FedslrError
 from fedslr.types import Payload, Round
@@ -143,8 +144,8 @@ class Compiled(Batched):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         require_compiler()
-        self.steps = Steps()
+        self.steps: defaultdict[Shape, Steps] = defaultdict(Steps)
 
     def _run(self, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
-        batches.run_step = self.steps
+        batches.run_step = self.steps[batches.shape]
         return super()._run(batches, states, payload, shared, round._replace(**changing(round, self.device)))

@@ -319,8 +319,8 @@ class Cuda(Batched):
         self._plain = False
         self._between_phases: Callable[[], None] = lambda: None
         self._uploaded: torch.cuda.Event | None = None
-        self._last: tuple[Any, ...] = (0, True)
-        """What the recording of the last round is known by."""
+        self._shared = True
+        """Whether all clients of the last round were sent the same."""
         self._ready: tuple[Any, Sequence[Any]] | None = None
         """What a recording is known by whose batches are in place already, and the states that are too."""
 
@@ -342,9 +342,9 @@ class Cuda(Batched):
             with tree.mapped_by(_fuse):
                 return super().train(cohort, states, payloads, round)
         shared = all(payload is payloads[0] for payload in payloads)
-        key = (len(cohort), shared, round.epochs, round.personal_epochs)
+        key = (len(cohort), self.shapes.of(cohort), shared, round.epochs, round.personal_epochs)
         recording, ready = self._recordings.get(key), self._ready
-        self._last, self._ready = key, None
+        self._shared, self._ready = shared, None
         if recording is None:
             recording = self._record(self._turn_to(cohort, round.number), states, payloads, shared, round)
             if recording is None:
@@ -362,7 +362,7 @@ class Cuda(Batched):
         """Batches and states are put where the graphs read them as soon as those that run now have done so."""
         if self._plain:
             return
-        key = (len(cohort), self._last[1], round.epochs, round.personal_epochs)
+        key = (len(cohort), self.shapes.of(cohort), self._shared, round.epochs, round.personal_epochs)
         recording = self._recordings.get(key)
         if recording is not None:
             self._turn_to(cohort, round.number)
