@@ -288,7 +288,7 @@ def test_long_names(tmp_path):
     write_run(tmp_path / "b", name="y z " * 80)
     text = shown(tmp_path)
     checked(text)
-    assert "x" * 23 + "…" in text
+    assert "x" * 14 + "… personal" in text
 
 
 def test_a_sweep_shows_its_sensitivity(tmp_path):

@@ -119,10 +119,11 @@ def text(x: float, y: float, content: str, anchor: str = "start", kind: str | No
 
 
 def shortened(name: str, letters: int) -> Markup:
-    """A name that fits; all of it is in the title."""
+    """A name that fits: its end, which says whose model it is, stays. All of it is in the title."""
     if len(name) <= letters:
         return escape(name)
-    return tag("title", name) + escape(name[: letters - 1] + "…")
+    end = min(len(" personal"), letters // 2)
+    return tag("title", name) + escape(f"{name[: letters - end - 1]}…{name[len(name) - end :]}")
 
 
 def _axes(across: Scale, up: Scale, x: Axis, y: Axis, height: float) -> list[Markup]:
