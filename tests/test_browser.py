@@ -113,7 +113,7 @@ def test_a_report_in_the_dark(comparison):
 
 def test_a_thousand_rounds(tmp_path):
     report, runs = tmp_path / "report.html", ROOT / "results" / "cifar10-dirichlet0.1"
-    page.write_report([runs], report)
+    page.write_report([runs / "fedslr", runs / "fedavg"], report)
     seen = probe(report, 360)
     assert seen["overflow"] <= 0
     accuracy = json.loads((runs / "fedslr" / "summary.json").read_text())["accuracy"]["personal"]
