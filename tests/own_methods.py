@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -111,11 +112,121 @@ class Doubles(Wrong):
         return client, {k: x.double() for k, x in upload.items()}
 
 
-class InPlace(Wrong):
-    def spoil(self, client, upload, payload):
-        for k, x in upload.items():
-            payload[k] += 0.1 * x
-        return client, upload
+class Whole(Half):
+    """FedAvg."""
+
+    name = "whole"
+
+    def aggregate(self, server, mean_upload, cohort_size):
+        return fedslr.FedAvg.aggregate(self, server, mean_upload, cohort_size)
+
+
+class InPlace(Whole):
+    name = "in-place"
+
+    def local_update(self, task, client, payload, data, round):
+        before = {k: x.clone() for k, x in payload.items()}
+        for batch in data.epochs(round.epochs):
+            for k, g in task.grad(payload, batch).items():
+                payload[k] -= round.lr * g
+        return (), fedslr.tree.sub(payload, before)
+
+
+class Replacing(Whole):
+    name = "replacing"
+
+    def local_update(self, task, client, payload, data, round):
+        before = dict(payload)
+        for batch in data.epochs(round.epochs):
+            for k, g in task.grad(payload, batch).items():
+                payload[k] = payload[k] - round.lr * g
+        return (), fedslr.tree.sub(payload, before)
+
+
+class Data(Whole):
+    name = "data"
+
+    def local_update(self, task, client, payload, data, round):
+        before = {k: x.clone() for k, x in payload.items()}
+        for batch in data.epochs(round.epochs):
+            for k, g in task.grad(payload, batch).items():
+                payload[k].data.sub_(round.lr * g)
+        return (), fedslr.tree.sub(payload, before)
+
+
+class Moving(NamedTuple):
+    velocity: dict
+
+
+class Momentum(Whole):
+    """What a client keeps begins as the initial model and is changed in place; nothing comes of it."""
+
+    name = "momentum"
+
+    def init_client(self, w):
+        return Moving(w)
+
+    def local_update(self, task, client, payload, data, round):
+        for x in client.velocity.values():
+            x *= 0.5
+        return client, super().local_update(task, (), payload, data, round)[1]
+
+
+class Summing(Whole):
+    name = "summing"
+
+    def aggregate(self, server, mean_upload, cohort_size):
+        for k, x in mean_upload.items():
+            server.w[k] += x
+        return server
+
+
+class Addressing(Whole):
+    """Sends no biases, which clients then train from nothing; the upload has all of the broadcast."""
+
+    name = "addressing"
+
+    def addressed(self, payload, client):
+        return {k: x for k, x in payload.items() if not k.endswith("bias")}
+
+    def local_update(self, task, client, payload, data, round):
+        biases = {k: torch.zeros_like(x) for k, x in task.params().items() if k not in payload}
+        return super().local_update(task, client, {**payload, **biases}, data, round)
+
+
+class Partial(Whole):
+    name = "partial"
+
+    def _update(self, task, client, payload, data, round, scale):
+        client, upload = fedslr.FedAvg.local_update(self, task, client, payload, data, round)
+        return client, {k: scale * x for k, x in upload.items()}
+
+    local_update = functools.partialmethod(_update, scale=1.0)
+
+
+class Rich(fedslr.FedSLR):
+    """The state of FedSLR."""
+
+    name = "rich"
+
+
+@dataclass(frozen=True)
+class Maybe(Half):
+    name: ClassVar[str] = "maybe"
+    k: Annotated[int | None, fedslr.schema.countable, "nothing"] = None
+    rate: Annotated[float, fedslr.schema.fraction, "nothing"] | None = None
+
+
+@dataclass(frozen=True)
+class Fixed(Half):
+    name: ClassVar[str] = "fixed"
+    share: Annotated[float, fedslr.schema.fraction, "not to be set"] = field(default=0.5, init=False)
+
+
+@dataclass(frozen=True)
+class Typo(Half):
+    name: ClassVar[str] = "typo"
+    beta: Annotated[float, fedslr.schema.positiv, "misspelt"] = 0.5
 
 
 class NewState(Wrong):
@@ -144,6 +255,30 @@ class Counting(Half):
 
 class Count(NamedTuple):
     n: int
+
+
+class Grows(Half):
+    name = "grows"
+
+    def init_client(self, w):
+        return Count(torch.zeros(()))
+
+    def local_update(self, task, client, payload, data, round):
+        return Count(1.0), super().local_update(task, (), payload, data, round)[1]
+
+
+class Negative(Half):
+    name = "negative"
+
+    def weight(self, num_examples):
+        return -1.0
+
+
+class Diverging(Half):
+    name = "diverging"
+
+    def aggregate(self, server, mean_upload, cohort_size):
+        return super().aggregate(server, fedslr.tree.map(lambda d: d * float("nan"), mean_upload), cohort_size)
 
 
 class Weightless(Half):
@@ -177,12 +312,16 @@ def tensors(rng, size, examples):
     return torch.arange(size)
 
 
+def floats(rng, size, examples):
+    return [float(c) for c in range(size)]
+
+
 def twice(rng, size, examples):
     return torch.tensor([1, 1])
 
 
 def halves(rng, size, examples):
-    return [0.5, 1.0]
+    return [0.5, 1.5]
 
 
 def flags(rng, size, examples):
@@ -190,6 +329,7 @@ def flags(rng, size, examples):
 
 
 def sorting(rng, size, examples):
+    """Forgets to return anything, and sorts a list that is nobody else's."""
     examples.sort()
 
 

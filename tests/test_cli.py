@@ -161,25 +161,30 @@ def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
         ("algorithm.name=mine:Field", "but it has no name; expected name: ClassVar[str]"),
         ("algorithm.name=mine:Undecorated", "'beta' is no hyperparameter; expected @dataclass(frozen=True)"),
         ("algorithm.name=mine:Listed", "'layers' is of another type than settings have: int, float, bool, str"),
-        ("algorithm.name=mine:Needy", "but 'share' has no default"),
+        ("algorithm.name=mine:Needy", "but 'share' has no plain default"),
+        ("algorithm.name=mine:Fixed", "but 'share' cannot be set; leave out init=False"),
+        ("algorithm.name=mine:Typo", "but an annotation of it cannot be read: module 'fedslr.schema' has no attribute"),
         ("algorithm.name=mine:Picky", "algorithm: 'mine:Picky' fails in "),
         ("algorithm.name=mine:Made", "a recipe cannot name it; expected a class at the top of a module"),
         ("algorithm.name=mine:NoPair", "local_update: got dict, expected the client's new state and its upload"),
         ("algorithm.name=mine:Nothing", "local_update: got NoneType, expected the client's new state and its upload"),
-        ("algorithm.name=mine:Keys", "is missing, as in what was sent"),
+        ("algorithm.name=mine:Keys", "'upload/conv1.weight' is missing, as in the broadcast"),
         ("algorithm.name=mine:Shapes", "'upload/conv1.weight' is [1, 3, 3] of float32, expected ["),
         ("algorithm.name=mine:Doubles", "of float64, expected"),
-        ("algorithm.name=mine:InPlace", "local_update: it changes what the client was sent in place"),
         ("algorithm.name=mine:NewState", "local_update: got dict as the client's new state, expected ()"),
         ("algorithm.name=mine:Raises", f"mine.py, line {LINE}: KeyError: 'conv9'"),
         ("algorithm.name=mine:Forgetful", "init_client: got dict, expected a NamedTuple of parameters, or ()"),
-        ("algorithm.name=mine:Counting", "init_client: 'n' is of type int, expected tensors"),
+        ("algorithm.name=mine:Counting", "init_client: 'n' of the client's state has int in it, expected tensors"),
+        ("algorithm.name=mine:Grows", "local_update: 'n' of the client's state has float in it, expected tensors"),
+        ("algorithm.name=mine:Negative", "weight: got [-1.0"),
+        ("algorithm.name=mine:Diverging", "the global model diverged: 'conv1.weight' has numbers that are not finite"),
         ("algorithm.name=mine:Weightless", "weight: got [0.0, 0.0"),
         ("algorithm.name=mine:Aggregates", "AttributeError: 'Server' object has no attribute 'nothing'"),
         ("selection=mine:twice", "selection: round 1 got [1, 1], expected some of the clients"),
+        ("selection=a:b:c", 'selection: got "a:b:c", expected'),
         ("selection=mine:halves", "expected a function (rng, size, examples) that returns clients; TypeError"),
         ("selection=mine:flags", "true and false are no numbers of clients"),
-        ("selection=mine:sorting", "selection: 'mine:sorting' fails in "),
+        ("selection=mine:sorting", "expected a function (rng, size, examples) that returns clients; TypeError"),
         ("selection=mine:rows", "expected a function (rng, size, examples) that returns clients; TypeError"),
         (
             "algorithm.name=mine:first",
@@ -197,17 +202,65 @@ def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
 def test_a_mistake_in_ones_own_is_a_line(change, says, mine, recipe, command):
     code, _, err = command("run", recipe, "--out", "a", "--set", change)
     assert_one_plain_line(code, err, says)
+    assert "eta_g" not in err  # FedAvg has none that could be lowered
 
 
-def test_numbers_of_clients_may_be_tensors(mine, recipe, command):
-    assert command("run", recipe, "--out", "a", "--set", "selection=mine:tensors")[0] == 0
+@pytest.mark.parametrize("name", ["tensors", "floats"])
+def test_numbers_of_clients_may_be_of_many_kinds(name, mine, recipe, command):
+    assert command("run", recipe, "--out", "a", "--set", f"selection=mine:{name}")[0] == 0
+
+
+@pytest.mark.parametrize("engine", ["eager", "auto"])
+@pytest.mark.parametrize("name", ["InPlace", "Replacing", "Data", "Momentum", "Summing"])
+def test_what_is_changed_in_place_is_nobody_elses(name, engine, mine, recipe, command):
+    """Functions are meant to be pure. Those that are not are right all the same: all have tensors of their own."""
+    asked = ("--set", f"engine={engine}", "--set", "rounds=4")
+    assert command("run", recipe, "--out", "a", "--set", f"algorithm.name=mine:{name}", *asked)[0] == 0
+    assert command("run", recipe, "--out", "b", "--set", "algorithm.name=mine:Whole", *asked)[0] == 0
+    a, b = (json.loads(Path(f"{x}/summary.json").read_text())["accuracy"] for x in "ab")
+    assert a == pytest.approx(b, abs=1e-6)
+
+
+def test_right_methods_of_ones_own(mine, recipe, command):
+    for name in ("Addressing", "Partial", "Rich"):
+        assert command("run", recipe, "--out", name, "--set", f"algorithm.name=mine:{name}")[0] == 0, name
+    assert command("sweep", recipe, "--set", "algorithm.name=mine:Maybe", "--over", "k=1,2", "--out", "s")[0] == 0
+
+
+def test_a_run_folder_of_former_times_goes_on(mine, recipe, command):
+    """It had what the method is called, not where it is."""
+    own = ("--out", "a", "--set", "algorithm.name=mine:Half")
+    assert command("run", recipe, *own)[0] == 0
+    kept = Path("a/config.toml")
+    kept.write_text(kept.read_text().replace("mine:Half", "half"))
+    assert command("run", recipe, *own, "--set", "rounds=9", "--resume")[0] == 0
+    assert "mine:Half" in kept.read_text()
+
+
+def test_another_state_than_before_is_told(mine, recipe, command):
+    own = ("--out", "a", "--set", "algorithm.name=mine:Momentum")
+    assert command("run", recipe, *own)[0] == 0
+    Path("mine.py").write_text(MINE.replace("velocity", "impulse"))
+    sys.modules.pop("mine")
+    code, _, err = command("run", recipe, *own, "--set", "rounds=9", "--resume")
+    assert_one_plain_line(code, err, "what was kept has velocity, but the method's Moving has impulse")
+
+
+def test_two_classes_of_one_name_are_told_apart(mine, recipe, command):
+    Path("mine2.py").write_text(MINE.replace('"half"', '"half2"'))
+    code, printed, _ = command("compare", recipe, "--methods", "mine:Half,mine2:Half", "--out", "c", "--seeds", "0")
+    assert code == 0
+    assert "mine:Half" in printed
+    assert "mine2:Half" in printed
 
 
 def test_a_class_that_was_moved_goes_on(mine, recipe, command):
     own = ("--out", "a", "--set", "algorithm.share=1", "--set")
     assert command("run", recipe, *own, "algorithm.name=mine:Half")[0] == 0
     Path("moved.py").write_text(Path("mine.py").read_text())
-    assert command("run", recipe, *own, "algorithm.name=moved:Half", "--set", "rounds=9", "--resume")[0] == 0
+    code, _, err = command("run", recipe, *own, "algorithm.name=moved:Half", "--set", "rounds=9", "--resume")
+    assert code == 0
+    assert "resume: algorithm is moved.Half, but the run began with mine.Half" in err
     Path("moved.py").write_text(MINE.replace("Half", "Third"))
     sys.modules.pop("moved")
     code, _, err = command("run", recipe, *own, "algorithm.name=moved:Third", "--set", "rounds=9", "--resume")

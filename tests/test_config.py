@@ -116,7 +116,7 @@ def test_a_setting_that_an_older_run_does_not_name_has_its_default():
     assert len(new.splitlines()) - len(old.splitlines()) == len(later)
 
     def difference(table: dict[str, object]) -> str | None:
-        return config.difference(old, config.parse({"precision": "float32", **table}).to_toml())
+        return config.difference(old, config.parse({"precision": "float32", **table}).to_toml(), "fedslr")
 
     assert difference({}) is None
     assert difference({"checkpoint": {"minutes": 5}, "memory_budget": "1GB"}) is None

@@ -112,6 +112,11 @@ def test_the_authors_split_is_theirs(samples, clients, classes, alpha, seed, siz
     assert hashlib.sha256(everything.tobytes()).hexdigest()[:16] == digest
 
 
+def test_the_authors_split_needs_all_classes():
+    with pytest.raises(FedslrError, match="needs samples of all 3 classes, got those of 2"):
+        splits.authors(np.arange(100) % 2, np.arange(30) % 3, 5, 3, 0.1, 10, 0)
+
+
 def test_the_authors_split_of_a_dataset():
     options = {"split": "authors", "clients": 20, "alpha": 0.3}
     one, same, other = (fedslr.load("digits", seed=seed, **options) for seed in (0, 0, 1))
@@ -324,6 +329,7 @@ def test_wrong_arrays_are_refused_in_one_line(change, says):
             "data.samples_per_client: got 200, but 10 clients can have at most 134",
         ),
         ({"alpha": 0}, "data.alpha: got 0, expected a number above 0"),
+        ({"split": "authors", "alpha": 1e-5}, "data.alpha: got 1e-05, too small for the authors' split"),
         ({"split": "authors", "samples_per_client": 3}, "the authors' split shares out all samples; leave it out"),
         ({"split": "dirichle"}, 'data.split: got "dirichle", expected one of iid, dirichlet'),
         ({"clents": 3}, "unknown key 'clents' in data; did you mean 'clients'?"),

@@ -154,6 +154,27 @@ def test_a_method_and_a_selection_of_ones_own(tmp_path):
     assert [r.clients for r in federation.records] == [[0, 1, 2]] * 5
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Forgetful", "init_client: got dict, expected a NamedTuple"),
+        ("Weightless", "weight: got .*, expected numbers from 0 that are not all 0"),
+        ("Aggregates", "'own_methods:Aggregates' fails in .*own_methods.py, line .*: AttributeError"),
+        ("Diverging", "the global model diverged: .*; lower lr, or set norm_bound"),
+    ],
+)
+def test_a_mistake_in_ones_own_is_a_line(name, says, tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(f"own_methods:{name}"))
+    with pytest.raises(fedslr.FedslrError, match=says):
+        federation.run()
+
+
+def test_an_addressed_method_of_ones_own(tmp_path):
+    """Node, server and simulation agree on the shape of an upload: the broadcast's."""
+    federation = Federation(tmp_path, make_federation(SIZES), recipe("own_methods:Addressing"))
+    assert_is_simulated(federation, federation.run())
+
+
 def test_a_selection_that_is_not_there_leaves_no_federation_behind(tmp_path):
     wrong = recipe(changes=["selection=own_methods:nobody"])
     federation = Federation(tmp_path, make_federation(SIZES), wrong)

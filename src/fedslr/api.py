@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedslr import metrics, naming, plugins, schema
+from fedslr import metrics, naming, schema
 from fedslr.config import CUSTOM, DTYPES, Recipe, Settings, difference, dump
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
@@ -193,11 +193,11 @@ def run(
     """
     if not isinstance(algorithm, Algorithm):
         raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
-    naming.require_short_name(type(algorithm))
     if not isinstance(federation, Federation):
         raise FedslrError("federation: expected what fedslr.load or Federation.from_arrays gives")
     if out is not None and not isinstance(out, str | os.PathLike):
         raise FedslrError(f"out: got {out!r}, expected the path of a folder")
+    naming.require_usable(type(algorithm), folder=out is not None)
     for name, given in (("loss", loss), ("on_round", on_round), ("should_stop", should_stop), ("warn", warn)):
         if given is not None and not callable(given):
             raise FedslrError(f"{name}: got {given!r}, expected a function")
@@ -211,7 +211,8 @@ def run(
     group = distributed.join(should_stop)
     tracking = Tracking(_tracker_names(track), tell)
     fixed = ["rounds"] if algorithm.planned else []
-    folder = None if out is None else _open_together(group, Path(out), resume, text, fixed)
+    again = is_rerunnable(algorithm, federation, model, loss, settings.get("selection", ""))
+    folder = None if out is None else _open_together(group, Path(out), resume, text, algorithm.name, fixed)
     # Whatever happens, and whichever of these fails: the folder is free again when all the others are done.
     with contextlib.ExitStack() as ending:
         if folder is not None:
@@ -219,11 +220,12 @@ def run(
             if group.first:
                 ending.push(_reporting(folder.path, tell))
         ending.callback(tracking.finish, None)
-        with _mistakes(algorithm):
+        with naming.mistakes(algorithm):
             simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell, select, group)
         ending.callback(simulation.store.close)
         if resume:
-            simulation.resume()
+            with naming.mistakes(algorithm):
+                simulation.resume()
         else:
             simulation.begin()
         records = group.from_first(lambda: read_records(folder.path) if folder else [])
@@ -243,8 +245,7 @@ def run(
             if group.stop() and simulation.done < checked.rounds:
                 simulation.save()
                 raise Interrupted(f"stopped after round {simulation.done} of {checked.rounds}")
-        again = is_rerunnable(algorithm, federation, model, loss, settings.get("selection", ""))
-        with _mistakes(algorithm):
+        with naming.mistakes(algorithm):
             result = Result(simulation, records, summarize(figures(simulation), records, again))
         if folder is not None and not finished:
             folder.write_summary(result.summary)
@@ -256,19 +257,11 @@ def _rounds(simulation: Simulation) -> Iterator[Record]:
     """The rounds of a simulation; not what is done with their records."""
     made = simulation.rounds()
     while True:
-        with _mistakes(simulation.algorithm):
+        with naming.mistakes(simulation.algorithm):
             record = next(made, None)
         if record is None:
             return
         yield record
-
-
-def _mistakes(algorithm: Algorithm[Any, Any]) -> contextlib.AbstractContextManager[None]:
-    """A method of a person's own is told where it fails. What the machine lacks is not the method's mistake."""
-    cls = type(algorithm)
-    if naming.is_in_table(cls):
-        return contextlib.nullcontext()
-    return plugins.mistakes("algorithm", naming.name_of(cls), cls, (OSError, MemoryError, torch.OutOfMemoryError))
 
 
 def _reporting(folder: Path, tell: Callable[[str], None]) -> Callable[..., None]:
@@ -308,19 +301,21 @@ def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None 
     )
 
 
-def _open_together(group: Group, path: Path, resume: bool, config: str, fixed: Collection[str]) -> RunFolder:
+def _open_together(
+    group: Group, path: Path, resume: bool, config: str, called: str, fixed: Collection[str]
+) -> RunFolder:
     """The run folder of all processes, which the first one checks and writes to."""
     if not group.first:
         group.wait()
         return SharedFolder(path)
-    folder = open_folder(path, resume, config, fixed)
+    folder = open_folder(path, resume, config, called, fixed)
     if group.size > 1:
         folder.share()
     group.wait()
     return folder
 
 
-def open_folder(path: Path, resume: bool, config: str, fixed: Collection[str] = ()) -> RunFolder:
+def open_folder(path: Path, resume: bool, config: str, called: str, fixed: Collection[str] = ()) -> RunFolder:
     """The run folder, refused where it holds another run, or this one without having been asked to go on."""
     try:
         if resume and not path.exists():
@@ -331,14 +326,14 @@ def open_folder(path: Path, resume: bool, config: str, fixed: Collection[str] = 
         raise FedslrError(f"out: {path} cannot be used: {error.strerror}") from error
     folder = RunFolder(path)
     try:
-        _check_folder(path, resume, config, fixed)
+        _check_folder(path, resume, config, called, fixed)
     except FedslrError:
         folder.close()
         raise
     return folder
 
 
-def _check_folder(path: Path, resume: bool, config: str, fixed: Collection[str]) -> None:
+def _check_folder(path: Path, resume: bool, config: str, called: str, fixed: Collection[str]) -> None:
     kept = path / "config.toml"
     if not resume and (kept.exists() or has_rounds(path)):
         raise FedslrError(
@@ -350,7 +345,7 @@ def _check_folder(path: Path, resume: bool, config: str, fixed: Collection[str])
         raise FedslrError(f"resume: {kept} is missing, so nobody can tell which run this is; restore it")
     if resume and kept.exists():
         try:
-            changed = difference(kept.read_text("utf-8"), config, fixed)
+            changed = difference(kept.read_text("utf-8"), config, called, fixed)
         except (OSError, ValueError) as error:
             raise FedslrError(f"resume: {kept} is damaged: {error}") from error
         if changed:

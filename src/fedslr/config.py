@@ -196,7 +196,9 @@ class Recipe:
         """The dotted path of a key that may be given by its last name: `rank_penalty` is `algorithm.rank_penalty`."""
         if key in ("seed", "data.seed"):
             raise FedslrError(f"sweep: '{key}' is not swept over; give several seeds with --seeds")
-        known = [path for path in flatten(self.to_table()) if "seed" not in path]
+        tables = {"algorithm": type(self.algorithm), "data": DataOptions}
+        unset = [f"{table}.{name}" for table, cls in tables.items() for name in schema.fields(cls)]
+        known = [path for path in dict.fromkeys([*flatten(self.to_table()), *PLAIN, *unset]) if "seed" not in path]
         found = [path for path in known if key in (path, path.rpartition(".")[2])]
         if not found:
             raise FedslrError(
@@ -377,8 +379,10 @@ FORMER = {"precision": "float32"}
 """What was the case before there was a setting, where that is not its default."""
 
 
-def difference(old: str, new: str, fixed: Collection[str] = ()) -> str | None:
+def difference(old: str, new: str, called: str, fixed: Collection[str] = ()) -> str | None:
     """The first key that forbids going on from one dumped recipe to another, with both values; None if none does.
+
+    `called` is what the method is called now.
 
     A setting that one of them lacks, having been written before there was such a setting, is what it was then: its
     default, but for those in `FORMER`.
@@ -387,7 +391,7 @@ def difference(old: str, new: str, fixed: Collection[str] = ()) -> str | None:
     before, after = ({**defaults, **flatten(tomllib.loads(text))} for text in (old, new))
     allowed = {dotted(k) for k in RESUMABLE} - set(fixed)
     for key in sorted(before.keys() | after.keys()):
-        if key == "algorithm.name" and naming.are_same(str(before.get(key)), str(after.get(key))):
+        if key == "algorithm.name" and naming.are_same(str(before.get(key)), str(after.get(key)), called):
             continue
         if key not in allowed and before.get(key) != after.get(key):
             return f"{key} was {schema.show(before.get(key))}, now {schema.show(after.get(key))}"

@@ -18,8 +18,8 @@ from fedslr.record import Record, read_records
 from fedslr.report import tables
 
 # Names and paths are people's own: they are printed as they are, never read as markup.
-out_console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
-err_console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+out_console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 160)
+err_console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 MANY = 2000
 """Images whose decoding is shown."""

@@ -6,7 +6,10 @@ import dataclasses
 import inspect
 import re
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import torch
 
 from fedslr import plugins, schema
 from fedslr.algorithms import ALGORITHMS
@@ -32,11 +35,15 @@ def find(name: object, where: str = "algorithm.name") -> Method:
     return cls
 
 
-def require_short_name(cls: Method) -> None:
-    """Refuse a method whose name could not be that of a folder."""
+def require_usable(cls: Method, folder: bool = False) -> None:
+    """Refuse a method that could not be told of, in a run folder least of all."""
     name = getattr(cls, "name", None)
-    if not isinstance(name, str) or not SHORT.fullmatch(name):
+    if name is None:
+        raise FedslrError(f'algorithm: {cls.__name__} has no name; expected name: ClassVar[str] = "…" in it')
+    if not isinstance(name, str) or (folder and not SHORT.fullmatch(name)):
         raise FedslrError(f"algorithm: the name of {cls.__name__} is {schema.show(name)}, {_ALLOWED}")
+    if not dataclasses.is_dataclass(cls):
+        raise FedslrError(f"algorithm: {cls.__name__} is no dataclass; expected @dataclass(frozen=True) on it")
 
 
 def name_of(cls: Method) -> str:
@@ -45,7 +52,7 @@ def name_of(cls: Method) -> str:
 
 
 def is_in_table(cls: Method) -> bool:
-    return ALGORITHMS.get(cls.name) is cls
+    return cls in ALGORITHMS.values()
 
 
 def is_found(cls: Method) -> bool:
@@ -53,14 +60,26 @@ def is_found(cls: Method) -> bool:
     return is_in_table(cls) or _mistake(cls) is None
 
 
-def are_same(one: str, other: str) -> bool:
-    """Whether two names may be one method's, whose file has been moved, or was a script and is a module now."""
-    return one == other or (":" in one and ":" in other and short(one) == short(other))
+def are_same(before: str, now: str, called: str) -> bool:
+    """Whether a run's name for its method may be that of this one, which is called so.
+
+    Its file may have been moved, or have been a script that is a module now. A run folder once had nothing but what
+    the method is called.
+    """
+    return before == now or (":" in now and (before == called or (":" in before and short(before) == short(now))))
 
 
 def short(name: str) -> str:
     """The class of `module:Class`; a name of the table is its own."""
     return name.rpartition(":")[2].rpartition(".")[2]
+
+
+def mistakes(algorithm: Algorithm[Any, Any]) -> AbstractContextManager[None]:
+    """A method of a person's own is told where it fails. What the machine lacks is not the method's mistake."""
+    cls = type(algorithm)
+    if is_in_table(cls):
+        return nullcontext()
+    return plugins.mistakes("algorithm", name_of(cls), cls, (OSError, MemoryError, torch.OutOfMemoryError))
 
 
 _ALLOWED = "expected letters, digits, '.', '_', '+' or '-'"

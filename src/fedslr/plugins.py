@@ -42,9 +42,7 @@ def load(where: str, text: str) -> Callable[..., Any]:
 def find(where: str, text: str) -> Any:
     """What a person names. Their module runs as any import."""
     module_name, _, name = text.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    _look_here()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -59,6 +57,20 @@ def find(where: str, text: str) -> Any:
         place = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
         raise FedslrError(f"{where}: got '{text}', but '{module_name}'{place} has no '{name}'; {suggest(name, known)}")
     return getattr(module, name)
+
+
+_here = ""
+
+
+def _look_here() -> None:
+    """Find modules in the current folder, and no longer in the one that was it before."""
+    global _here
+    if (now := str(Path.cwd())) in sys.path and now != _here:
+        return
+    with suppress(ValueError):
+        sys.path.remove(_here)
+    _here = now
+    sys.path.append(now)
 
 
 def _guarded(where: str, text: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,5 +104,5 @@ def _told(error: BaseException, code: Any = None) -> str:
     if not own and code is not None:
         with suppress(OSError, TypeError):
             place = f" in {inspect.getsourcefile(code)}, line {inspect.getsourcelines(code)[1]}"
-    words = " ".join(str(error).split())
+    words = " ".join(" ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", []))]).split())
     return f"{place}: {type(error).__name__}: {words} ({TRACEBACK}=1 shows the traceback)"

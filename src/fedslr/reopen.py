@@ -82,7 +82,8 @@ def reopen(
         loss=loss,
         warn=warn,
     )
-    simulation.look_into(folder)
+    with naming.mistakes(recipe.algorithm):
+        simulation.look_into(folder)
     return simulation
 
 
@@ -104,9 +105,11 @@ def _recipe(
     if algorithm is not None:
         if not isinstance(algorithm, Algorithm):
             raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
+        naming.require_usable(type(algorithm))
         now = tomllib.loads(config.dump(Settings(), algorithm, {}, {}))["algorithm"]
         was = {"name": "", **table.get("algorithm", {})}
-        if not naming.are_same(was["name"], now["name"]) or {**was, "name": ""} != {**now, "name": ""}:
+        same = naming.are_same(was["name"], now["name"], algorithm.name)
+        if not same or {**was, "name": ""} != {**now, "name": ""}:
             raise FedslrError(f"algorithm: got {now}, but the run's was {was}; expected the same")
         table["algorithm"] = {}
     # Nobody is drawn any more, by whatever function it was.

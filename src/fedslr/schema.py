@@ -82,8 +82,11 @@ def _parts(annotation: Any) -> tuple[tuple[Any, ...], list[Rule], str]:
         annotation, *extras = typing.get_args(annotation)
         rules = [e for e in extras if isinstance(e, Rule)]
         text = next((e for e in extras if isinstance(e, str)), "")
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    return (typing.get_args(annotation) if union else (annotation,)), rules, text
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return (annotation,), rules, text
+    parts = [_parts(part) for part in typing.get_args(annotation)]
+    kinds = tuple(kind for kinds, _, _ in parts for kind in kinds)
+    return kinds, [*rules, *(rule for _, inner, _ in parts for rule in inner)], text or "".join(t for *_, t in parts)
 
 
 def _words(kinds: tuple[Any, ...], rules: list[Rule]) -> str:
@@ -161,14 +164,16 @@ def unsettable(cls: type) -> str | None:
     """Why a dataclass could not be made from a table of settings; None if it can."""
     try:
         annotations = hints(cls)
-    except NameError as error:
+    except Exception as error:
         return f"but an annotation of it cannot be read: {error}"
     for f in dataclasses.fields(cls):
         kinds = _parts(annotations[f.name])[0]
         if any(not isinstance(kind, type) or kind not in KINDS for kind in kinds):
             return f"but '{f.name}' is of another type than settings have: int, float, bool, str"
+        if not f.init:
+            return f"but '{f.name}' cannot be set; leave out init=False, or make it a ClassVar"
         if f.default is dataclasses.MISSING:
-            return f"but '{f.name}' has no default"
+            return f"but '{f.name}' has no plain default"
     return None
 
 

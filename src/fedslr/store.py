@@ -146,7 +146,12 @@ def plain(state: tuple[Any, ...]) -> Tree:
 
 def restore(kind: type[Any], tree: Tree) -> Any:
     """The NamedTuple of `plain`; the empty tuple for a method that keeps nothing."""
-    return kind(**tree) if hasattr(kind, "_fields") else ()
+    if not hasattr(kind, "_fields"):
+        return ()
+    if tree.keys() != set(kind._fields):
+        kept, wanted = (", ".join(sorted(names)) or "nothing" for names in (tree, kind._fields))
+        raise CheckpointError(f"what was kept has {kept}, but the method's {kind.__name__} has {wanted}")
+    return kind(**tree)
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

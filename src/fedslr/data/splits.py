@@ -1,6 +1,7 @@
 """Who holds which samples: IID and Dirichlet label splits, and test sets that follow them.
 
-A split takes labels and gives every client an array of sample indices; all clients hold the same number.
+A split takes labels and gives every client an array of sample indices; all clients hold the same number, but in the
+authors' split, where one has more.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ def authors(
     whole numbers after a rounding that can take one sample from everybody, and what is then left goes to client 0
     (CIFAR: 599 samples, 499 for the others).
     """
+    if len(found := np.unique(labels)) < classes:
+        raise FedslrError(f"data.split: the authors' needs samples of all {classes} classes, got those of {len(found)}")
     rng = np.random.RandomState(seed % 2**32)
     order = rng.permutation(len(labels))
     rng.standard_normal(clients)  # of a spread of sizes that is 0
@@ -104,6 +107,8 @@ def authors(
     missing = (shares / shares.sum() * len(labels)).astype(np.int64)
     missing[0] += len(labels) - missing.sum()
     cumulative = rng.dirichlet(np.full(classes, alpha), clients).cumsum(axis=1)
+    if not np.isfinite(cumulative).all():
+        raise FedslrError(f"data.alpha: got {alpha:g}, too small for the authors' split; expected 0.001 or more")
     pools = [order[labels[order] == c] for c in range(classes)]
     left = [len(pool) for pool in pools]
     chosen: list[list[int]] = [[] for _ in range(clients)]

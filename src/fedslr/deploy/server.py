@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from fedslr import api, schema, tree, wire
+from fedslr import api, naming, schema, tree, wire
 from fedslr.config import DEFAULT_COHORT, difference
 from fedslr.deploy import options
 from fedslr.deploy.ledger import Counted, Ledger, Member
@@ -38,7 +38,7 @@ from fedslr.deploy.messages import (
     quoted,
 )
 from fedslr.deploy.options import Deployment
-from fedslr.engine import cohort
+from fedslr.engine import cohort, contract
 from fedslr.errors import FedslrError, WireError
 from fedslr.metrics import Evaluation, Sizes, parameters
 from fedslr.record import Record, RunFolder
@@ -150,7 +150,10 @@ class Coordinator:
         cohort.find(asked.recipe.settings.selection)
         start = asked.task().params()
         num_clients = asked.recipe.data.clients
-        server = asked.recipe.algorithm.init_server(start, num_clients)
+        method = asked.recipe.algorithm
+        with naming.mistakes(method):
+            server = method.init_server(start, num_clients)
+            contract.require_states(server, method.init_client(start))
         start = wire.to_device(start, "cpu")
         server = wire.to_device(plain(server), "cpu")
         self.ledger.create(secrets.token_hex(8), asked.to_toml(), start, server, num_clients)
@@ -162,7 +165,7 @@ class Coordinator:
         if asked is None:
             return kept
         fixed = {"rounds"} if kept.recipe.algorithm.planned else set()
-        if changed := difference(kept.recipe.to_toml(), asked.recipe.to_toml(), fixed):
+        if changed := difference(kept.recipe.to_toml(), asked.recipe.to_toml(), asked.recipe.algorithm.name, fixed):
             raise FedslrError(f"resume: this is not the run in {self.folder.path}: {changed}")
         if kept.options.shape != asked.options.shape or kept.options.classes != asked.options.classes:
             raise FedslrError(f"resume: this is not the run in {self.folder.path}: inputs or classes changed")
@@ -310,16 +313,20 @@ class Coordinator:
     def _aggregate(self, uploads: list[tuple[int, Upload]]) -> tuple[Any, wire.Message]:
         """The server after the round, and what it then has to say."""
         mean = tree.Mean()
-        for client, upload in uploads:
+        with naming.mistakes(self.algorithm):
+            weights = contract.checked_weights([self.algorithm.weight(self.members[c].examples) for c, _ in uploads])
+        for (_, upload), weight in zip(uploads, weights, strict=True):
             counted = upload.tree if upload.share == 1 else _scaled(upload.tree, upload.share)
-            mean.add(counted, self.algorithm.weight(self.members[client].examples))
+            mean.add(counted, weight)
         try:
-            server = self.algorithm.aggregate(self.server, mean.value(), len(uploads))
-            return server, _encode(self.algorithm.broadcast(server))
+            with naming.mistakes(self.algorithm):
+                server = self.algorithm.aggregate(self.server, mean.value(), len(uploads))
+                return server, _encode(self.algorithm.broadcast(server))
         except (WireError, LinAlgError) as error:
             why = str(error).splitlines()[0]
+            lower = contract.what_to_lower(self.algorithm)
             raise FedslrError(
-                f"round {self.done + 1}: the global model diverged: {why}; lower lr or eta_g, or set norm_bound"
+                f"round {self.done + 1}: the global model diverged: {why}; lower {lower}, or set norm_bound"
             ) from error
 
     def _entry(self, client: int, asked: Question) -> Counted:
@@ -350,7 +357,7 @@ class Coordinator:
         member, message = self.members[client], self.encoded
         if member.identity is None:
             return
-        if question.kind == TRAIN and self.algorithm.addressing:
+        if question.kind == TRAIN:
             # A client's account is as large as a model: it is read only for those who look at it.
             known = self._mirrored(member) if self.algorithm.addressing else self.fresh
             mine = self.algorithm.addressed(self.broadcast, known)

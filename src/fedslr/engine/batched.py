@@ -16,7 +16,7 @@ from fedslr import tree
 from fedslr.data.batches import EVALUATION
 from fedslr.data.cohort import CohortBatches, CohortData, Shape, Shapes
 from fedslr.data.normalization import inputs
-from fedslr.engine.contract import checked_update
+from fedslr.engine import contract
 from fedslr.engine.eager import CHUNK, Eager
 from fedslr.types import Batch, Params, Payload, Round, Task
 
@@ -174,9 +174,8 @@ class Batched(Eager):
         return batches
 
     def _run(self, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
-        states, uploads = self._each(
-            checked_update(self.algorithm.local_update), batches, states, payload, shared, round
-        )
+        update = contract.checked_update(self.algorithm.local_update, type(states))
+        states, uploads = self._each(update, batches, states, payload, shared, round)
         return Together(states, uploads, len(batches.cohort))
 
     def _each(

@@ -45,7 +45,7 @@ def find(name: str) -> Select:
 def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: int) -> list[int]:
     """The cohort of a round: a function of seed and round alone."""
     try:
-        found = list(select(seeds.generator(seeds.COHORT, seed, round), size, tuple(examples)))
+        found = list(select(seeds.generator(seeds.COHORT, seed, round), size, list(examples)))
         chosen = [_number(client) for client in found]
     except FedslrError:
         raise
@@ -65,7 +65,7 @@ def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: i
 def _number(client: Any) -> int:
     if isinstance(client, bool | np.bool_):
         raise TypeError("true and false are no numbers of clients")
-    return operator.index(client)
+    return int(client) if isinstance(client, float) and client.is_integer() else operator.index(client)
 
 
 def evaluated(size: int | None, num_clients: int, seed: int) -> Sequence[int]:

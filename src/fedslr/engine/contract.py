@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fedslr import wire
 from fedslr.errors import FedslrError, WireError
-from fedslr.tree import leaves
-from fedslr.types import Payload
+from fedslr.matrix import LowRank
+from fedslr.tree import Tree, leaves
+from fedslr.types import Algorithm, Payload
 
 Update = Callable[..., tuple[Any, Payload]]
 
@@ -22,46 +25,48 @@ def require_states(server: Any, client: Any) -> None:
     for where, state in (("init_server", server), ("init_client", client)):
         if state != () and not hasattr(state, "_asdict"):
             raise FedslrError(f"{where}: got {_kind(state)}, expected a NamedTuple of parameters, or () for nothing")
-    for name, part in client._asdict().items() if client != () else ():
-        if not all(isinstance(x, Tensor) for x in leaves({name: part})):
-            raise FedslrError(
-                f"init_client: '{name}' is of type {_kind(part)}, expected tensors, or dictionaries of them"
-            )
+    _require_tensors("init_client", client)
 
 
-def checked_update(update: Update) -> Update:
-    """The same function, but that what it makes is looked at."""
+def own(given: Any) -> Any:
+    """The same in memory of its own: whoever changes it in place changes nobody else's."""
+    return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
+
+
+def checked_update(update: Update, kind: type | None = None) -> Update:
+    """The same function, but that what it makes is looked at; of what kind the new state is, if it matters."""
 
     @functools.wraps(update)
     def call(task: Any, client: Any, payload: Payload, data: Any, round: Any) -> tuple[Any, Payload]:
-        before = _versions(payload)
         made = update(task, client, payload, data, round)
-        name = update.__name__
+        name = _name(update)
         if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], dict):
             raise FedslrError(f"{name}: got {_kind(made)}, expected the client's new state and its upload")
-        _require_same_kind(name, made[0], client)
-        try:
-            wire.require_alike(made[1], payload, "upload")
-        except WireError as error:
-            raise FedslrError(f"{name}: {error}, as in what was sent") from None
-        _require_untouched(name, payload, before)
+        if kind is not None:
+            _require_state(name, made[0], kind)
         return made
 
     return call
 
 
-def checked_state(learn: Callable[..., Any]) -> Callable[..., Any]:
+def checked_state(learn: Callable[..., Any], kind: type) -> Callable[..., Any]:
     """The same for a function that makes a state alone."""
 
     @functools.wraps(learn)
     def call(task: Any, client: Any, payload: Payload, data: Any, round: Any) -> Any:
-        before = _versions(payload)
         made = learn(task, client, payload, data, round)
-        _require_same_kind(learn.__name__, made, client)
-        _require_untouched(learn.__name__, payload, before)
+        _require_state(_name(learn), made, kind)
         return made
 
     return call
+
+
+def require_upload(upload: Payload, broadcast: Payload, stacked: bool = False) -> None:
+    """Refuse an upload that is not shaped as the broadcast is: it might be added to it all the same."""
+    try:
+        wire.require_alike(_first(upload) if stacked else upload, broadcast, "upload")
+    except WireError as error:
+        raise FedslrError(f"local_update: {error}, as in the broadcast") from None
 
 
 def checked_weights(weights: Sequence[float]) -> Sequence[float]:
@@ -70,20 +75,39 @@ def checked_weights(weights: Sequence[float]) -> Sequence[float]:
     return weights
 
 
-def _require_same_kind(name: str, made: Any, before: Any) -> None:
-    if type(made) is not type(before):
-        raise FedslrError(f"{name}: got {_kind(made)} as the client's new state, expected {_kind(before)}")
+def what_to_lower(algorithm: Algorithm[Any, Any]) -> str:
+    """What may help a global model that diverges."""
+    return "lr or eta_g" if hasattr(algorithm, "eta_g") else "lr"
 
 
-def _require_untouched(name: str, payload: Payload, before: list[int]) -> None:
-    # All clients are sent the same tensors.
-    if _versions(payload) != before:
-        raise FedslrError(f"{name}: it changes what the client was sent in place; expected new tensors, as v - lr * g")
+def _require_state(name: str, made: Any, kind: type) -> None:
+    if type(made) is not kind:
+        raise FedslrError(f"{name}: got {_kind(made)} as the client's new state, expected {_written(kind)}")
+    _require_tensors(name, made)
 
 
-def _versions(payload: Payload) -> list[int]:
-    return [x._version for x in leaves(payload) if isinstance(x, Tensor)]
+def _require_tensors(name: str, state: Any) -> None:
+    for field, part in state._asdict().items() if state != () else ():
+        for leaf in leaves({field: part}):
+            if not isinstance(leaf, Tensor | LowRank | None):
+                raise FedslrError(f"{name}: '{field}' of the client's state has {_kind(leaf)} in it, expected tensors")
+
+
+def _first(stacked: Tree) -> Tree:
+    """The shape and type of one of many, without its numbers."""
+    one: Tree = pytree.tree_map(
+        lambda x: torch.empty(x.shape[1:], dtype=x.dtype, device="meta") if isinstance(x, Tensor) else x, stacked
+    )
+    return one
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", "local_update")
 
 
 def _kind(made: Any) -> str:
     return "()" if isinstance(made, tuple) and not made else type(made).__name__
+
+
+def _written(kind: type) -> str:
+    return "()" if kind is tuple else kind.__name__

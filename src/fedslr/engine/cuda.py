@@ -25,8 +25,8 @@ from torch.utils import _pytree as pytree
 
 from fedslr import tree
 from fedslr.data.normalization import inputs
+from fedslr.engine import contract
 from fedslr.engine.batched import Batched, CohortTask, T, Together, changing
-from fedslr.engine.contract import checked_state, checked_update
 from fedslr.engine.stacked import Network, aside, has_triton, is_same, stack
 from fedslr.machine import leave_capture
 from fedslr.types import Params, Payload, Phased, Round, gradients
@@ -374,14 +374,12 @@ class Cuda(Batched):
         if not isinstance(method, Phased):
             made = super()._run(batches, states, payload, shared, round)
             return made._replace(uploads=_apart(made.uploads, states))
-        between, uploads = self._each(checked_update(method.fit), batches, states, payload, shared, round)
+        between, uploads = self._each(contract.checked_update(method.fit), batches, states, payload, shared, round)
         uploads = _apart(uploads, states)
         self._between_phases()
-        return Together(
-            self._each(checked_state(method.personalize), batches, between, payload, shared, round),
-            uploads,
-            len(batches.cohort),
-        )
+        learn = contract.checked_state(method.personalize, type(states))
+        states = self._each(learn, batches, between, payload, shared, round)
+        return Together(states, uploads, len(batches.cohort))
 
     def meanwhile(self, work: Callable[[], T]) -> Future[T] | None:
         uploaded = self._uploaded

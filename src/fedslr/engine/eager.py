@@ -12,7 +12,7 @@ from fedslr import seeds
 from fedslr.data.batches import EVALUATION, ShuffledData
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization, inputs
-from fedslr.engine.contract import checked_update
+from fedslr.engine import contract
 from fedslr.types import Algorithm, Params, Payload, Round, Task
 
 CHUNK = 1024
@@ -58,8 +58,9 @@ class Eager:
     def local_update(self, client: int, state: Any, payload: Payload, round: Round) -> tuple[Any, Payload]:
         """One client's work of a round."""
         with self._seeded(client, round.number):
-            update = checked_update(self.algorithm.local_update)
-            return update(self.task, state, payload, self._data(client, round.number), round)
+            update = contract.checked_update(self.algorithm.local_update, type(state))
+            data = self._data(client, round.number)
+            return update(self.task, contract.own(state), contract.own(payload), data, round)
 
     def personal_model(self, client: int, state: Any, payload: Payload) -> Params:
         with self._seeded(client, EVALUATION):

@@ -23,10 +23,9 @@ from fedslr import models, theory, tree, wire
 from fedslr.checkpoint import Checkpoints, Generation
 from fedslr.config import Settings
 from fedslr.data.federation import Federation, placed
-from fedslr.engine import cohort
+from fedslr.engine import cohort, contract
 from fedslr.engine.batched import TOGETHER, Batched, Unbatchable
 from fedslr.engine.choice import choose
-from fedslr.engine.contract import checked_weights, require_states
 from fedslr.engine.distributed import Group
 from fedslr.engine.post import Encoded, Measured
 from fedslr.errors import CheckpointError, FedslrError, WireError
@@ -89,9 +88,9 @@ class Simulation:
         self.post = Measured() if device.type == "cuda" else Encoded(self.task.params())
 
         self.start = self.task.params()
-        self.server = algorithm.init_server(self.start, self.num_clients)
+        self.server = algorithm.init_server(contract.own(self.start), self.num_clients)
         fresh = algorithm.init_client(self.start)
-        require_states(self.server, fresh)
+        contract.require_states(self.server, fresh)
         self.client_kind = type(fresh)
         self.done = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -131,10 +130,8 @@ class Simulation:
                 self._ahead = None
             except (WireError, LinAlgError) as error:
                 why = str(error).splitlines()[0]
-                lower = ["lr", *(["eta_g"] if hasattr(self.algorithm, "eta_g") else [])]
-                raise FedslrError(
-                    f"round {self.done + 1}: the global model diverged: {why}; lower {' or '.join(lower)}"
-                ) from error
+                lower = contract.what_to_lower(self.algorithm)
+                raise FedslrError(f"round {self.done + 1}: the global model diverged: {why}; lower {lower}") from error
         self.done += 1
         record.rank = self.algorithm.ranks(self.server)
         if s.is_evaluated(self.done):
@@ -175,12 +172,13 @@ class Simulation:
 
     def _train_each(self, sampled: list[int], round: Round, record: Record) -> Payload:
         mean = tree.Mean()
-        weights = checked_weights([self.algorithm.weight(self.examples[c]) for c in sampled])
+        weights = contract.checked_weights([self.algorithm.weight(self.examples[c]) for c in sampled])
         for client, weight in zip(sampled, weights, strict=True):
             with self._named(round, client):
                 state = self.state(client)
                 state, upload = self.engine.local_update(client, state, self._send_to(state, record), round)
                 wire.require_finite({"state": plain(state)})
+                contract.require_upload(upload, self.payload)
                 size, received = self.post.send(upload)
             record.count_up(size)
             mean.add(received, weight)
@@ -190,8 +188,9 @@ class Simulation:
     def _train_together(self, engine: Batched, sampled: list[int], round: Round, record: Record) -> Payload:
         states, self._expected = self._expected or [self.state(client) for client in sampled], None
         payloads = [self._send_to(state, record) for state in states]
-        weights = checked_weights([self.algorithm.weight(self.examples[c]) for c in sampled])
+        weights = contract.checked_weights([self.algorithm.weight(self.examples[c]) for c in sampled])
         made = engine.train(sampled, states, payloads, round)
+        contract.require_upload(made.uploads, self.payload, stacked=True)
         # From here to where sizes are read nothing waits for a GPU, if it has room for all states: it is done while
         # clients still train.
         if self.group.size == 1:
@@ -488,7 +487,8 @@ class Simulation:
 
     def _functions(self) -> dict[str, str]:
         """What a run is given that no file can hold: only its name is kept."""
-        return {"loss": _called(self.task.loss_function), "selection": _called(self.select)}
+        given = {"algorithm": type(self.algorithm), "loss": self.task.loss_function, "selection": self.select}
+        return {name: _called(thing) for name, thing in given.items()}
 
     def _compare_functions(self, before: dict[str, str]) -> None:
         for name, now in self._functions().items():
