@@ -187,10 +187,11 @@ def test_the_commands(server, tmp_path, command):
 def test_skew_is_zero_where_all_clients_are_alike(tmp_path):
     import numpy as np
 
-    from fedslr.report.split import skew
+    from fedslr.report.split import extremes, skew
 
     assert skew(np.full((4, 5), 10)) == {"largest_share": 0.2, "labels_held": 5.0, "distance": 0.0}
     assert skew(np.eye(4) * 7)["distance"] == pytest.approx(0.75)
+    assert extremes(np.array([[1, 8, 1], [4, 2, 4]])) == "label 0 has 25.0 % of all samples, label 1 50.0 %"
 
 
 def test_published_figures_are_well_formed():

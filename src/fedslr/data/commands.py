@@ -14,7 +14,7 @@ from fedslr.data import DATASETS, cache, load, published
 from fedslr.display import decoding, err_console, out_console, warn
 from fedslr.errors import FedslrError
 from fedslr.report.commands import save
-from fedslr.report.split import label_counts, skew, split_figure
+from fedslr.report.split import extremes, label_counts, skew, split_figure
 
 app = typer.Typer(help="Get datasets, check them, and see how they are shared out.", rich_markup_mode=None)
 Root = Annotated[Path, typer.Option(help="Folder the datasets are in.")]
@@ -78,9 +78,11 @@ def show_split(
     """Draw how labels are spread over clients, and print how skewed that is."""
     with decoding():
         federation = load(name, split=split, alpha=alpha, clients=clients, seed=seed, root=str(root), warn=warn)
-    found = skew(label_counts(federation))
+    counts = label_counts(federation)
+    found = skew(counts)
     out_console.print(f"{federation.name}: {len(federation.clients)} clients, {federation.num_classes} labels")
     out_console.print(f"a client's most frequent label has {report.percent(found['largest_share'])} of its samples")
     out_console.print(f"a client holds {found['labels_held']:.1f} labels")
     out_console.print(f"its labels are {report.percent(found['distance'])} away from all clients' (total variation)")
+    out_console.print(extremes(counts))
     save(split_figure(federation), plot)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from fedslr.report import charts, curves, percent
 from fedslr.report.charts import Axis, Point, Series, Violin, spaced
 from fedslr.report.colours import Look, looks
-from fedslr.report.split import skew
+from fedslr.report.split import extremes, skew
 from fedslr.report.tables import Group, Run
 
 SPARSE = {"fedslr", "lpgd", "gpgd", "sparse-sparse"}
@@ -339,7 +339,8 @@ def labels(view: View) -> Section:
     if len(counts) > len(shown):
         caption += f"The first {CLIENTS} clients. "
     caption += f"A client's most frequent label has {percent(found['largest_share'])} of its samples; it holds "
-    caption += f"{found['labels_held']:.1f} labels, and is {percent(found['distance'])} away from all clients' ratio."
+    caption += f"{found['labels_held']:.1f} labels, and is {percent(found['distance'])} away from all clients' ratio; "
+    caption += f"{extremes(counts)}."
     axis = Axis("client", "{:.0f}".format, whole=True)
     chart = charts.stacked("Labels of every client", shown, axis, Axis("samples", "{:.4g}".format, low=0))
     return Section("Data", [Figure("Labels of every client", caption, chart, _label_table(shown))])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedslr.data.federation import Federation
+from fedslr.report import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +33,13 @@ def skew(counts: np.ndarray[Any, Any]) -> dict[str, float]:
         "labels_held": float((counts > 0).sum(1).mean()),
         "distance": float(0.5 * np.abs(shares - pooled).sum(1).mean()),
     }
+
+
+def extremes(counts: np.ndarray[Any, Any]) -> str:
+    """Which labels are rarest and most frequent over all clients: classes are not equally hard to tell."""
+    pooled = counts.sum(0) / counts.sum()
+    low, high = int(pooled.argmin()), int(pooled.argmax())
+    return f"label {low} has {percent(pooled[low])} of all samples, label {high} {percent(pooled[high])}"
 
 
 def split_figure(federation: Federation) -> Figure:
