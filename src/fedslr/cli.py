@@ -14,7 +14,7 @@ import typer
 import typer.core
 
 import fedslr
-from fedslr import api, config, experiments, schema
+from fedslr import api, config, experiments, plugins, schema
 from fedslr import track as tracking
 from fedslr.algorithms import ALGORITHMS
 from fedslr.arguments import Changes
@@ -329,6 +329,9 @@ def main() -> None:
         # What the command line's own parser raises knows its exit code and its message.
         message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
         if message is None or code is None:
+            if told := plugins.own_mistake(error):
+                show_traceback(error)
+                _leave(f"error: {told}", 2)
             distributed.speaks()
             raise
         text = " ".join(message().split())

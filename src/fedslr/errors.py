@@ -38,7 +38,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
 
 
-def show_traceback(error: FedslrError) -> None:
+def show_traceback(error: BaseException) -> None:
     """All of an error, where somebody asked for it."""
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)

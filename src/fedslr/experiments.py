@@ -14,7 +14,6 @@ import queue
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -25,10 +24,10 @@ from urllib.parse import quote
 
 import torch
 
-from fedslr import api, config, schema
+from fedslr import api, config, plugins, schema
 from fedslr.config import Recipe
 from fedslr.data import prepare
-from fedslr.errors import TRACEBACK, FedslrError, Interrupted, show_traceback
+from fedslr.errors import FedslrError, Interrupted, show_traceback
 from fedslr.interrupts import ASKS
 from fedslr.machine import cores
 from fedslr.record import Record
@@ -185,9 +184,9 @@ def _run(job: Job, on_progress: Callable[[Progress], None], should_stop: Callabl
         show_traceback(error)
         return Outcome(job.name, str(error))
     except Exception as error:
-        if os.environ.get(TRACEBACK):
-            traceback.print_exception(error)
-        return Outcome(job.name, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        show_traceback(error)
+        plain = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return Outcome(job.name, plugins.own_mistake(error) or plain)
 
 
 _messages: Any = None

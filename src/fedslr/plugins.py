@@ -97,9 +97,18 @@ def mistakes(where: str, text: str, code: Any, passing: tuple[type[BaseException
         raise FedslrError(f"{where}: '{text}' fails{_told(error, code)}") from error
 
 
+def own_mistake(error: BaseException) -> str | None:
+    """A line for an error that came by way of a person's own code, such as a model; None for any other."""
+    return f"your code fails{_told(error)}" if _own_lines(error) else None
+
+
+def _own_lines(error: BaseException) -> list[traceback.FrameSummary]:
+    return [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARIES)]
+
+
 def _told(error: BaseException, code: Any = None) -> str:
     """The last line of a person's own that led to an error, that of their code if none did, and the error."""
-    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARIES)]
+    own = _own_lines(error)
     place = f" in {own[-1].filename}, line {own[-1].lineno}" if own else ""
     if not own and code is not None:
         with suppress(OSError, TypeError):
