@@ -281,6 +281,13 @@ class Diverging(Half):
         return super().aggregate(server, fedslr.tree.map(lambda d: d * float("nan"), mean_upload), cohort_size)
 
 
+class Singular(Half):
+    name = "singular"
+
+    def aggregate(self, server, mean_upload, cohort_size):
+        raise torch.linalg.LinAlgError("it does not converge")
+
+
 class Weightless(Half):
     name = "weightless"
 

@@ -17,7 +17,7 @@ import typer.main
 from torch.nn.functional import cross_entropy
 
 import fedslr
-from fedslr import cli
+from fedslr import cli, plugins
 
 TINY = """
 rounds = 2
@@ -200,6 +200,7 @@ def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
         ("algorithm.name=mine:Counting", "init_client: 'n' of the client's state has int in it, expected tensors"),
         ("algorithm.name=mine:Grows", "local_update: 'n' of the client's state has float in it, expected tensors"),
         ("algorithm.name=mine:Negative", "weight: got [-1.0"),
+        ("algorithm.name=mine:Singular", "the global model diverged: it does not converge; lower lr"),
         ("algorithm.name=mine:Diverging", "the global model diverged: 'conv1.weight' has numbers that are not finite"),
         ("algorithm.name=mine:Weightless", "weight: got [0.0, 0.0"),
         ("algorithm.name=mine:Aggregates", "AttributeError: 'Server' object has no attribute 'nothing'"),
@@ -267,6 +268,19 @@ def test_another_state_than_before_is_told(mine, recipe, command):
     sys.modules.pop("mine")
     code, _, err = command("run", recipe, *own, "--set", "rounds=9", "--resume")
     assert_one_plain_line(code, err, "what was kept has velocity, but the method's Moving has impulse")
+
+
+def test_modules_are_looked_for_in_the_current_folder_and_no_former_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "where.py").write_text(f"def am_i(): return {name!r}")
+        monkeypatch.chdir(tmp_path / name)
+        sys.path_importer_cache.clear()
+        assert plugins.load("here", "where:am_i")() == name
+        sys.modules.pop("where")
+    assert sys.path[0] == ""
+    assert str(tmp_path / "first") not in sys.path
 
 
 def test_two_classes_of_one_name_are_told_apart(mine, recipe, command):

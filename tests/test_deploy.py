@@ -161,6 +161,7 @@ def test_a_method_and_a_selection_of_ones_own(tmp_path):
         ("Weightless", "weight: got .*, expected numbers from 0 that are not all 0"),
         ("Aggregates", "'own_methods:Aggregates' fails in .*own_methods.py, line .*: AttributeError"),
         ("Diverging", "the global model diverged: .*; lower lr, or set norm_bound"),
+        ("Singular", "the global model diverged: it does not converge; lower lr, or set norm_bound"),
     ],
 )
 def test_a_mistake_in_ones_own_is_a_line(name, says, tmp_path):

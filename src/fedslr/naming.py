@@ -37,13 +37,10 @@ def find(name: object, where: str = "algorithm.name") -> Method:
 
 def require_usable(cls: Method, folder: bool = False) -> None:
     """Refuse a method that could not be told of, in a run folder least of all."""
-    name = getattr(cls, "name", None)
-    if name is None:
-        raise FedslrError(f'algorithm: {cls.__name__} has no name; expected name: ClassVar[str] = "…" in it')
-    if not isinstance(name, str) or (folder and not SHORT.fullmatch(name)):
-        raise FedslrError(f"algorithm: the name of {cls.__name__} is {schema.show(name)}, {_ALLOWED}")
     if not dataclasses.is_dataclass(cls):
         raise FedslrError(f"algorithm: {cls.__name__} is no dataclass; expected @dataclass(frozen=True) on it")
+    if wrong := _misnamed(cls, folder):
+        raise FedslrError(f"algorithm: got {cls.__name__}, {wrong}")
 
 
 def name_of(cls: Method) -> str:
@@ -82,7 +79,17 @@ def mistakes(algorithm: Algorithm[Any, Any]) -> AbstractContextManager[None]:
     return plugins.mistakes("algorithm", name_of(cls), cls, (OSError, MemoryError, torch.OutOfMemoryError))
 
 
-_ALLOWED = "expected letters, digits, '.', '_', '+' or '-'"
+_NAMELESS = 'but it has no name; expected name: ClassVar[str] = "…" in it'
+
+
+def _misnamed(cls: Method, folder: bool = True) -> str | None:
+    """Why a method has no name that can be told, or be a folder's."""
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str):
+        return _NAMELESS
+    if folder and not SHORT.fullmatch(name):
+        return f"but its name is {schema.show(name)}, expected letters, digits, '.', '_', '+' or '-'"
+    return None
 
 
 def _mistake(found: Any) -> str | None:
@@ -91,10 +98,8 @@ def _mistake(found: Any) -> str | None:
         return "expected a dataclass that is a fedslr.Algorithm"
     if missing := sorted(found.__abstractmethods__):
         return f"but it lacks {', '.join(missing)}"
-    if "name" in schema.fields(found) or not isinstance(getattr(found, "name", None), str):
-        return 'but it has no name; expected name: ClassVar[str] = "…" in it'
-    if not SHORT.fullmatch(found.name):
-        return f"but its name is {schema.show(found.name)}, {_ALLOWED}"
+    if wrong := _NAMELESS if "name" in schema.fields(found) else _misnamed(found):
+        return wrong
     if found.name in ALGORITHMS:
         return f"but its name is '{found.name}', another method's; expected one of its own"
     module = sys.modules.get(found.__module__)

@@ -22,8 +22,10 @@ LIBRARIES = (
     *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(__file__).parent) + os.sep,
     "<frozen",
+    "<string>",
+    "<eval_with_key>",
 )
-"""Where code lies that is nobody's own."""
+"""Where code lies that is nobody's own; the last two are Python's and PyTorch's, written while they run."""
 
 
 def is_name(text: str) -> bool:
@@ -59,18 +61,19 @@ def find(where: str, text: str) -> Any:
     return getattr(module, name)
 
 
-_here = ""
+_added: list[str] = []
+"""The current folder, where the path did not have it."""
 
 
 def _look_here() -> None:
     """Find modules in the current folder, and no longer in the one that was it before."""
-    global _here
-    if (now := str(Path.cwd())) in sys.path and now != _here:
-        return
-    with suppress(ValueError):
-        sys.path.remove(_here)
-    _here = now
-    sys.path.append(now)
+    now = str(Path.cwd())
+    while _added and _added[-1] != now:
+        with suppress(ValueError):
+            sys.path.remove(_added.pop())
+    if now not in sys.path:
+        sys.path.append(now)
+        _added.append(now)
 
 
 def _guarded(where: str, text: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 
 from fedslr import config, models, schema
 from fedslr.config import Recipe
-from fedslr.engine import cohort
 from fedslr.errors import FedslrError
 from fedslr.schema import Rule, countable, countable_from_zero, memory_size, positive
 from fedslr.types import Task
@@ -71,7 +70,7 @@ class Deployment:
         return f"{self.recipe.to_toml()}\n[federation]\n{lines}"
 
 
-def parse(table: dict[str, Any]) -> Deployment:
+def parse(table: dict[str, Any], as_recipe: Callable[[Mapping[str, Any]], Recipe] = config.parse) -> Deployment:
     """A deployment from its parsed TOML."""
     rest = {key: value for key, value in table.items() if key != "federation"}
     given = table.get("federation", {})
@@ -80,7 +79,7 @@ def parse(table: dict[str, Any]) -> Deployment:
     for key in ("inputs", "classes"):
         if key not in given:
             raise FedslrError(f"federation.{key} is missing: the server sees no data, so it has to be told")
-    return Deployment(config.parse(rest), schema.build(FederationOptions, given, "federation"))
+    return Deployment(as_recipe(rest), schema.build(FederationOptions, given, "federation"))
 
 
 def from_text(text: str) -> Deployment:
@@ -98,10 +97,4 @@ def demo(changes: Sequence[str] = ()) -> Deployment:
 
 def read(path: Path, changes: Sequence[str] = ()) -> Deployment:
     """A deployment from a recipe file with a table `federation`, with `key=value` changes applied."""
-    return config.read_as(_complete, path, changes)
-
-
-def _complete(table: dict[str, Any]) -> Deployment:
-    asked = parse(table)
-    cohort.find(asked.recipe.settings.selection)
-    return asked
+    return config.read_as(lambda table: parse(table, config.complete), path, changes)

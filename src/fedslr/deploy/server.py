@@ -295,7 +295,7 @@ class Coordinator:
         """Aggregate what came, in the order of the cohort, and commit."""
         self.at("closing")
         counted = [c for c in sampled if c in asked.uploads]
-        with self._timed("aggregate"):
+        with self._timed("aggregate"), naming.mistakes(self.algorithm):
             server, encoded = self._aggregate([(c, asked.uploads[c]) for c in counted])
             entries = [self._entry(c, asked) for c in counted]
         record.clients = counted
@@ -313,15 +313,13 @@ class Coordinator:
     def _aggregate(self, uploads: list[tuple[int, Upload]]) -> tuple[Any, wire.Message]:
         """The server after the round, and what it then has to say."""
         mean = tree.Mean()
-        with naming.mistakes(self.algorithm):
-            weights = contract.checked_weights([self.algorithm.weight(self.members[c].examples) for c, _ in uploads])
+        weights = contract.checked_weights([self.algorithm.weight(self.members[c].examples) for c, _ in uploads])
         for (_, upload), weight in zip(uploads, weights, strict=True):
             counted = upload.tree if upload.share == 1 else _scaled(upload.tree, upload.share)
             mean.add(counted, weight)
         try:
-            with naming.mistakes(self.algorithm):
-                server = self.algorithm.aggregate(self.server, mean.value(), len(uploads))
-                return server, _encode(self.algorithm.broadcast(server))
+            server = self.algorithm.aggregate(self.server, mean.value(), len(uploads))
+            return server, _encode(self.algorithm.broadcast(server))
         except (WireError, LinAlgError) as error:
             why = str(error).splitlines()[0]
             lower = contract.what_to_lower(self.algorithm)

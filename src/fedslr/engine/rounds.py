@@ -7,7 +7,7 @@ import hashlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -172,8 +172,7 @@ class Simulation:
 
     def _train_each(self, sampled: list[int], round: Round, record: Record) -> Payload:
         mean = tree.Mean()
-        weights = contract.checked_weights([self.algorithm.weight(self.examples[c]) for c in sampled])
-        for client, weight in zip(sampled, weights, strict=True):
+        for client, weight in zip(sampled, self._weights(sampled), strict=True):
             with self._named(round, client):
                 state = self.state(client)
                 state, upload = self.engine.local_update(client, state, self._send_to(state, record), round)
@@ -188,7 +187,7 @@ class Simulation:
     def _train_together(self, engine: Batched, sampled: list[int], round: Round, record: Record) -> Payload:
         states, self._expected = self._expected or [self.state(client) for client in sampled], None
         payloads = [self._send_to(state, record) for state in states]
-        weights = contract.checked_weights([self.algorithm.weight(self.examples[c]) for c in sampled])
+        weights = self._weights(sampled)
         made = engine.train(sampled, states, payloads, round)
         contract.require_upload(made.uploads, self.payload, stacked=True)
         # From here to where sizes are read nothing waits for a GPU, if it has room for all states: it is done while
@@ -210,6 +209,9 @@ class Simulation:
         for size in sizes:
             record.count_up(size)
         return made.mean(weights) if self._ahead is None else {}
+
+    def _weights(self, sampled: list[int]) -> Sequence[float]:
+        return contract.checked_weights([self.algorithm.weight(self.examples[c]) for c in sampled])
 
     def _expect_next(self, engine: Batched) -> None:
         """Let an engine that looks ahead prepare the next round."""
