@@ -39,7 +39,7 @@ def extremes(counts: np.ndarray[Any, Any]) -> str:
     """Which labels are rarest and most frequent over all clients: classes are not equally hard to tell."""
     pooled = counts.sum(0) / counts.sum()
     low, high = int(pooled.argmin()), int(pooled.argmax())
-    return f"label {low} has {percent(pooled[low])} of all samples, label {high} {percent(pooled[high])}"
+    return f"label {low} has {percent(pooled[low])} of all samples, label {high} has {percent(pooled[high])}"
 
 
 def split_figure(federation: Federation) -> Figure:
