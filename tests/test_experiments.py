@@ -114,6 +114,24 @@ def test_compare_and_its_tables(jobs, recipe, tmp_path, command):
     assert {p: p.stat().st_mtime_ns for p in out.glob("*/**/*") if p.is_file()} == runs
 
 
+def test_a_method_more_joins_the_table(recipe, tmp_path, command):
+    """Table and report of a folder have the same runs, whichever command made them."""
+    out, usual = tmp_path / "out", ["--set", "rounds=1", "--jobs", 1, "--out", tmp_path / "out"]
+    assert command("compare", recipe, "--methods", "local", "--seeds", 0, *usual)[0] == 0
+    code, printed, _ = command("compare", recipe, "--methods", "fedavg", "--seeds", 0, *usual)
+    assert code == 0
+    assert "the table also has what earlier commands left here: local-seed0" in printed
+    rows = csv.DictReader(io.StringIO((out / "table.csv").read_text()))
+    assert [row["method"] for row in rows] == ["fedavg", "local"]
+    assert "<title>local and fedavg on " in (out / "report.html").read_text()
+    # What did not come to its end is in the report, which says so, and in no mean.
+    (out / "local-seed0" / "summary.json").unlink()
+    code, printed, _ = command("compare", recipe, "--methods", "fedavg", "--seeds", 0, *usual, "--resume")
+    assert code == 0
+    assert "earlier commands" not in printed
+    assert "local-seed0: not finished" in (out / "report.html").read_text()
+
+
 THREE_RUNS = ["--methods", "fedavg,local,feddyn", "--seeds", "0", "--jobs", "2"]
 
 

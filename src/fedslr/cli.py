@@ -243,7 +243,9 @@ def _experiment(
     failed = [o for o in outcomes if o.error is not None]
     done = [job.folder for job, o in zip(made, outcomes, strict=True) if o.error is None]
     if done:
-        runs = tables.find_runs(done)
+        asked = {job.folder for job in made}
+        others = sorted(p.parent for p in home.glob("*/summary.json") if p.parent not in asked)
+        runs = tables.find_runs([*done, *others])
         made_table, written = _tables(runs, pick, clients)
         print_table(made_table)
         for format, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
@@ -251,6 +253,9 @@ def _experiment(
         _draw(runs, home / "accuracy.png", quiet=True)
         write_report([home], home / "report.html")
         made_here = "report.html, table.md, table.csv, table.tex, accuracy.png"
+        if others:
+            names = ", ".join(p.name for p in others)
+            out_console.print(f"the table also has what earlier commands left here: {names}", soft_wrap=True)
         out_console.print(f"results in {home} ({made_here})", soft_wrap=True)
     if failed:
         raise FedslrError(f"{len(failed)} of {len(made)} runs failed; {failed[0].job}: {failed[0].error}")

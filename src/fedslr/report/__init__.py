@@ -31,6 +31,10 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
+def plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def amount(size: float) -> str:
     """Bytes as a person says them."""
     for unit in ("B", "kB", "MB", "GB"):

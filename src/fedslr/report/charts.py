@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from markupsafe import Markup, escape
 
+from fedslr.report import plural
 from fedslr.report.colours import Look
 
 WIDTH = 460
@@ -261,7 +262,7 @@ def _violin(row: Violin, across: Scale, middle: float, axis: Axis, letters: int,
     low, q1, median, q3, high = np.quantile(row.values, (0, 0.25, 0.5, 0.75, 1)).tolist()
     name = tag("text", shortened(row.name, letters), x=px(across.start - 8), y=px(middle + 4), text_anchor="end")
     told = f"{row.name}: median {axis.show(median)}, middle half {axis.show(q1)} to {axis.show(q3)}"
-    told += f", from {axis.show(low)} to {axis.show(high)}, {len(row.values)} clients"
+    told += f", from {axis.show(low)} to {axis.show(high)}, {plural(len(row.values), 'client')}"
     parts = [name]
     if high > low:
         at = np.linspace(low, high, 48)
@@ -335,7 +336,7 @@ def stacked(title: str, counts: np.ndarray, x: Axis, y: Axis, height: float = HE
             if n
         )
         if bars:
-            told = tag("title", f"label {column}: {int(counts[:, column].sum()):,} samples")
+            told = tag("title", f"label {column}: {plural(int(counts[:, column].sum()), 'sample')}")
             drawn.append(tag("path", told, d=bars, class_="bar", fill=label_colour(column, counts.shape[1])))
     if counts.shape[1] <= len(LABELS):
         drawn += _label_key(counts.shape[1])

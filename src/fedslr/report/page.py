@@ -17,7 +17,7 @@ import jinja2
 from markupsafe import Markup
 
 import fedslr
-from fedslr.report import amount, charts, percent, sections, table_rows, tables
+from fedslr.report import amount, charts, percent, plural, sections, table_rows, tables
 from fedslr.report.colours import DARK, PALETTE
 from fedslr.report.sections import SPARSE, View, count
 from fedslr.report.tables import Run
@@ -49,18 +49,15 @@ def title(view: View) -> str:
 
 
 def subtitle(view: View) -> str:
-    numbers = [r.summary.get("clients") for r in view.runs]
+    numbers = {r.summary.get("clients") for r in view.runs}
+    number = numbers.pop() if len(numbers) == 1 else None
     seeds = sorted({r.config.get("seed", 0) for r in view.runs}, key=str)
     rounds = max(r.summary["rounds"] for r in view.runs)
-    parts = [f"{numbers[0]} clients" if len(set(numbers)) == 1 and numbers[0] else "", _plural(rounds, "round")]
+    parts = [plural(number, "client") if isinstance(number, int) and number else "", plural(rounds, "round")]
     parts.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
     if len(view.runs) > 1:
         parts.append(f"{len(view.runs)} runs")
     return ", ".join(p for p in parts if p)
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def notices(view: View) -> list[str]:
