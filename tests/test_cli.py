@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer.main
 from torch.nn.functional import cross_entropy
 
 import fedslr
 from fedslr import cli, plugins
+from fedslr.machine import lacks_memory
 
 TINY = """
 rounds = 2
@@ -309,13 +311,33 @@ def test_methods_that_are_called_the_same(mine, recipe, command):
     assert_one_plain_line(code, err, "methods: 'mine:Half' and 'mine:Other' are both called 'half'")
 
 
-def test_memory_that_is_not_there_is_a_line(recipe, command, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError("Unable to allocate 96.9 GiB"), "not enough memory: Unable to allocate 96.9 GiB; fewer epochs"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory.\nTried …"),
+            "not enough memory on the GPU; fewer clients_per_round",
+        ),
+        (RuntimeError("CUDA error: out of memory\nCUDA …"), "not enough memory on the GPU; fewer clients_per_round"),
+    ],
+)
+def test_memory_that_is_not_there_is_a_line(error, line, recipe, command, tmp_path, monkeypatch):
     def run_recipe(*args: Any, **options: Any) -> None:
-        raise MemoryError("Unable to allocate 96.9 GiB")
+        raise error
 
     monkeypatch.setattr(cli.api, "run_recipe", run_recipe)
     code, _, err = command("run", recipe, "--out", tmp_path / "a")
-    assert_one_plain_line(code, err, "error: not enough memory: Unable to allocate 96.9 GiB; fewer epochs")
+    assert_one_plain_line(code, err, f"error: {line}")
+    code, _, err = command("compare", recipe, "--methods", "local,fedavg", "--jobs", 1, "--out", tmp_path / "b")
+    assert_one_plain_line(code, err, f"local-seed0: {line}")
+
+
+def test_an_allocation_that_pytorch_refuses_is_a_line():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60)
+    assert "not enough memory" in (lacks_memory(caught.value) or "")
+    assert lacks_memory(RuntimeError("size mismatch")) is None
 
 
 def test_a_written_config_is_rerunnable(command, recipe, tmp_path):

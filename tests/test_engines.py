@@ -281,14 +281,18 @@ def test_only_gradients_may_be_rounded(kind):
 
 
 def test_auto_goes_by_the_size_of_the_work():
-    def chosen(sizes: list[int], model: nn.Module, **options: Any) -> bool:
+    def chosen(sizes: list[int], model: nn.Module, sample: int = 6, **options: Any) -> bool:
         settings = Settings(batch_size=4, **options)
-        return pays(settings, Task(model, cross_entropy, 0.0), sizes)
+        return pays(settings, Task(model, cross_entropy, 0.0), sizes, sample)
 
     assert chosen(RAGGED, mlp())
     assert not chosen(RAGGED, mlp(), clients_per_round=3)
     assert not chosen(RAGGED, nn.Linear(1000, 1000))
     assert not chosen([400, 3, 3, 3, 3], mlp())
+    # All batches of a round are in memory at once: five clients, three passes over 8 samples.
+    assert chosen([8] * 5, mlp(), sample=2**28 // 120, epochs=2, personal_epochs=1)
+    assert not chosen([8] * 5, mlp(), sample=2**28 // 120 + 1, epochs=2, personal_epochs=1)
+    assert not chosen([8] * 5, mlp(), epochs=10**7)
 
 
 def test_only_cohorts_are_compiled():

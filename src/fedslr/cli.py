@@ -25,6 +25,7 @@ from fedslr.display import Decoding, Display, ManyDisplay, err_console, out_cons
 from fedslr.engine import distributed
 from fedslr.errors import INTERRUPTED, FedslrError, Interrupted, show_traceback
 from fedslr.interrupts import stop_on_signal
+from fedslr.machine import lacks_memory
 from fedslr.record import locked
 from fedslr.report import commands, figures, tables
 from fedslr.report.page import write_report
@@ -321,8 +322,6 @@ def main() -> None:
     except FedslrError as error:
         show_traceback(error)
         _leave(f"error: {error}", 2)
-    except MemoryError as error:
-        _leave(f"error: not enough memory: {error or 'none is left'}; fewer epochs or smaller data help", 2)
     except KeyboardInterrupt:
         _leave("stopped; go on from the last checkpoint with --resume", INTERRUPTED)
     except BrokenPipeError:
@@ -334,7 +333,7 @@ def main() -> None:
         # What the command line's own parser raises knows its exit code and its message.
         message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
         if message is None or code is None:
-            if told := plugins.own_mistake(error):
+            if told := lacks_memory(error) or plugins.own_mistake(error):
                 show_traceback(error)
                 _leave(f"error: {told}", 2)
             distributed.speaks()

@@ -29,7 +29,7 @@ from fedslr.config import Recipe
 from fedslr.data import prepare
 from fedslr.errors import FedslrError, Interrupted, show_traceback
 from fedslr.interrupts import ASKS
-from fedslr.machine import cores
+from fedslr.machine import cores, lacks_memory
 from fedslr.record import Record
 from fedslr.schema import seed_range
 
@@ -186,7 +186,7 @@ def _run(job: Job, on_progress: Callable[[Progress], None], should_stop: Callabl
     except Exception as error:
         show_traceback(error)
         plain = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return Outcome(job.name, plugins.own_mistake(error) or plain)
+        return Outcome(job.name, lacks_memory(error) or plugins.own_mistake(error) or plain)
 
 
 _messages: Any = None

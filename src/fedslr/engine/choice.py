@@ -47,7 +47,7 @@ def choose(
     if settings.compile:
         return Compiled(*run, examples=examples)
     together = settings.engine == "batched" or (
-        settings.engine == "auto" and not on_gpu and pays(settings, task, examples)
+        settings.engine == "auto" and not on_gpu and pays(settings, task, examples, clients[0].x.shape[1:].numel())
     )
     return Batched(*run, examples=examples) if together else Eager(*run)
 
@@ -58,15 +58,22 @@ SMALL = 2**20
 FEW = 4
 """Clients from which on it is worth while."""
 
+ROOM = 2**28
+"""Numbers in the batches of a round up to which they may all be made before it: one GiB in float32."""
 
-def pays(settings: Settings, task: Task, examples: Sequence[int]) -> bool:
+
+def pays(settings: Settings, task: Task, examples: Sequence[int], sample: int) -> bool:
     """Whether a CPU should train a cohort together: small models, several clients, about as much work for each.
 
     What is saved is the overhead of many small operations, so models must be small; clients that have done their steps
-    wait for the one that has most, so the mean number of steps must be at least half the largest. The rule reads no
-    clock: engines differ in the last bits, and a run must not depend on how busy a machine is.
+    wait for the one that has most, so the mean number of steps must be at least half the largest. All batches of a
+    round, with so many numbers per sample, are in memory at once. The rule reads no clock: engines differ in the last
+    bits, and a run must not depend on how busy a machine is.
     """
     cohort = settings.cohort_size(len(examples))
     numbers = sum(p.numel() for p in task.model.parameters())
     steps = [-(-n // settings.batch_size) for n in examples]
-    return cohort >= FEW and cohort * numbers <= SMALL and 2 * sum(steps) >= max(steps) * len(steps)
+    passes = settings.epochs + settings.personal_epochs
+    batches = cohort * passes * max(steps) * settings.batch_size * sample
+    alike = 2 * sum(steps) >= max(steps) * len(steps)
+    return cohort >= FEW and cohort * numbers <= SMALL and batches <= ROOM and alike
