@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -404,6 +405,34 @@ def test_an_archive_has_nobodys_data(trained, tmp_path):
     assert not example.any()
 
 
+@pytest.mark.parametrize(("format", "suffix"), [("onnx", "onnx"), ("torch", "pt2")])
+def test_a_program_says_nothing_of_the_code_it_was_made_by(format, suffix, trained, tmp_path):
+    """Exporters note lines of people's code, and the folders it lies in."""
+    made = fedslr.export(trained, tmp_path / f"model.{suffix}", client=0, format=format)
+    parts = [made.path.read_bytes()]
+    if format == "torch":
+        with zipfile.ZipFile(made.path) as archive:
+            parts = [archive.read(name) for name in archive.namelist()]
+    for word in (b".py", b"site-packages", b"stack_trace", b"forward("):
+        assert not any(word in part for part in parts), word
+
+
+def test_an_onnx_file_for_size_is_the_smaller_one_and_loads_in_silence(trained, tmp_path, capfd):
+    sizes = {}
+    for purpose, plan in (("size", None), ("dense", {})):
+        with pytest.MonkeyPatch.context() as patch:
+            if plan is not None:
+                patch.setattr(forms, "smallest_program", lambda model, layers: {})
+            made = fedslr.export(trained, tmp_path / f"{purpose}.onnx", client=0, format="onnx")
+        sizes[purpose] = made.facts.bytes
+    assert made.facts.about["forms"] == {}
+    assert sizes["size"] < sizes["dense"]
+    capfd.readouterr()
+    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime.InferenceSession(tmp_path / "size.onnx")
+    assert capfd.readouterr() == ("", "")
+
+
 # --- forms by measured cost -----------------------------------------------------------------------------------------
 
 
@@ -693,6 +722,23 @@ def test_latency_prints_and_writes_a_table(command, folder, tmp_path):
     assert all(key.endswith(" cpu") for key in json.loads((tmp_path / "b.json").read_text())["rows"][0]["ms"])
 
 
+def test_latency_leaves_out_what_has_no_global_model(command, folder, tmp_path):
+    local = tmp_path / "local"
+    recipe = fedslr.config.parse({**fedslr.config.tomllib.loads(TINY), "algorithm": {"name": "local"}})
+    fedslr.api.run_recipe(recipe, local)
+    code, printed, err = command("latency", local, folder, "--repeat", "1", "--out", tmp_path / "both.json")
+    assert code == 0
+    assert f"left out: {local}: local has no global model" in " ".join(err.split())
+    assert "fedslr" in printed
+    assert len(json.loads((tmp_path / "both.json").read_text())["rows"]) == 1
+    code, _, err = command("latency", local, "--repeat", "1")
+    assert (code, err.splitlines()[-1]) == (
+        2,
+        "error: latency: no run here has a global model; expected --client NUMBER",
+    )
+    assert not (local / "latency.json").exists()
+
+
 def test_variants_of_a_personal_model(trained):
     chosen = source(trained, 0)
     plans = latency.variants(chosen, timing.Torch())
@@ -745,8 +791,8 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda f, p: ["export", f, "--client", "7"],
         "client: got 7, expected a whole number from 0 to 3",
     ),
-    "no client": (lambda f, p: ["export", f], "got neither or both of --client and --global"),
-    "both": (lambda f, p: ["export", f, "--client", "1", "--global"], "got neither or both of --client and --global"),
+    "no client": (lambda f, p: ["export", f], "got neither --client nor --global, expected one"),
+    "both": (lambda f, p: ["export", f, "--client", "1", "--global"], "got both --client and --global, expected one"),
     "unknown format": (
         lambda f, p: ["export", f, "--global", "--format", "tflite"],
         "format: got 'tflite', expected safetensors, torch, onnx",
@@ -768,6 +814,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda f, p: ["export", f, "--global", "--out", p / "x.onnx"],
         "out: got 'x.onnx' for format safetensors; expected .safetensors, or format onnx",
     ),
+    "no folder": (lambda f, p: ["export", p / "none", "--global"], "none: no such folder"),
     "no run": (lambda f, p: ["export", p, "--global"], "no run in it (config.toml is missing)"),
     "no checkpoint": (lambda f, p: ["export", no_checkpoint(f, p), "--global"], "no checkpoint in it"),
     "a folder that cannot be": (
@@ -857,6 +904,9 @@ def test_an_unfinished_run_is_opened_as_far_as_it_got(ragged, tmp_path):
     opened = fedslr.open_run(tmp_path, ragged, mlp(), device="cpu")
     assert opened.summary["rounds"] == 2
     assert len(opened.records) == 2
+    assert opened.rounds_left == OPTIONS["rounds"] - 2
+    made = fedslr.export(opened, tmp_path / "model.safetensors", client=0)
+    assert f"| rounds | 2 of {OPTIONS['rounds']}; the run was not finished |" in made.card.read_text()
 
 
 def test_other_data_or_another_model_are_refused(ragged, tmp_path):

@@ -101,6 +101,11 @@ class Result:
         return self._filled(self.global_params)
 
     @property
+    def rounds_left(self) -> int:
+        """How many the run would still have gone on for; 0 if it came to its end."""
+        return max(0, self._simulation.settings.rounds - self._simulation.done)
+
+    @property
     def has_global_model(self) -> bool:
         return self.algorithm.global_model(self._simulation.server) is not None
 

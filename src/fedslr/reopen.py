@@ -41,6 +41,8 @@ def open_run(
     of the run, and so are a method's hyperparameters. A client's state is read when it is asked for.
     """
     folder = Path(path)
+    if not folder.is_dir():
+        raise FedslrError(f"{folder}: no such folder")
     told = warn or (lambda text: warnings.warn(text, stacklevel=3))
     simulation = reopen(folder, federation, model, algorithm, device, loss, told)
     if (folder / "summary.json").exists():

@@ -50,6 +50,11 @@ def whose(client: int | None) -> str:
     return "the global model" if client is None else f"the personal model of client {client}"
 
 
+def rounds(about: Mapping[str, Any]) -> str:
+    done, left = about["rounds"], about["rounds_left"]
+    return f"{done} of {done + left}; the run was not finished" if left else str(done)
+
+
 def card(facts: Facts) -> str:
     """The page."""
     about = facts.about
@@ -85,7 +90,7 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
     return [
         ("method", about["method"] + (f" ({settings})" if settings else "")),
         ("data", f"{about['dataset']}, {about['clients']} clients"),
-        ("rounds", f"{about['rounds']}"),
+        ("rounds", rounds(about)),
         ("seed", f"{about['seed']}"),
         ("architecture", about["model"]["name"] or about["model"]["class"]),
         ("accuracy", f"{percent(facts.accuracy)} ({tested})" if facts.accuracy is not None else "not measured"),
@@ -118,9 +123,9 @@ def _scaled(dataset: str, normalization: Mapping[str, Any] | None) -> str:
 def _layers(forms: Mapping[str, str], layers: int) -> str:
     counted = Counter(forms.values())
     words = {
-        "factors": "run as two thin layers",
-        "sparse": "run as thin layers and a sparse product",
-        "recomposed": "are put together from factors and non-zeros",
+        "factors": "as two thin layers",
+        "sparse": "as thin layers and a sparse product",
+        "recomposed": "put together from factors and non-zeros",
     }
     parts = [f"{counted[form]} {text}" for form, text in words.items() if counted[form]]
-    return f"Of {layers} weight matrices {', '.join([*parts, f'{layers - len(forms)} are dense'])}."
+    return f"Weight matrices: {', '.join([*parts, f'{layers - len(forms)} dense'])}."

@@ -40,10 +40,13 @@ def export(
 ) -> None:
     """Write one model of a run to a file that runs without it, with a model card beside it."""
     if (client is None) is not shared:
-        raise FedslrError("export: got neither or both of --client and --global, expected one of them")
+        got = "both --client and --global" if shared else "neither --client nor --global"
+        raise FedslrError(f"export: got {got}, expected one of them")
     name = "global" if client is None else f"client-{client}"
     target = out or folder / "export" / f"{name}{SUFFIXES.get(format, '')}"
     result = open_run(folder, device="cpu", warn=warn)
+    if result.rounds_left:
+        warn(f"this run is not finished: its models are those of round {result.summary['rounds']}")
     made = write(result, target, client=client, format=format, purpose=purpose, batch=batch)
     facts = made.facts
     for line in (
@@ -62,13 +65,13 @@ def latency(
     batch: Batch = BATCH,
     repeat: Annotated[int, typer.Option(min=1, help="Batches that are timed; the median counts.")] = 50,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: all there are.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The figures as JSON. Default: latency.json in the folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The figures as JSON. Default: in the (first) folder.")] = None,
 ) -> None:
     """Milliseconds per batch of the models of some runs: dense, factorised, sparse, and the fastest form per layer.
 
     Without a client it is the global model, as in the paper's table.
     """
-    target = out or folders[0] / "latency.json"
+    target = out or folders[0] / ("latency.json" if client is None else f"latency-client-{client}.json")
     if out is not None:
         require_file("--out", out, "latency.json")
     with_, under = runtimes(device), latencies.conditions(batch, repeat, client)
@@ -78,6 +81,8 @@ def latency(
         # Every row takes minutes where models are large: what is measured is on the disk.
         latencies.save(target, found, under)
         typer.echo(f"measured {row['run']}", err=True)
+    if not found:
+        raise FedslrError("latency: no run here has a global model; expected --client NUMBER")
     typer.echo(f"milliseconds per batch of {batch}, median of {repeat}, threads: {under['threads']}; {under['model']}")
     typer.echo(latencies.table(found), nl=False)
     if not programs.has_onnx():

@@ -164,6 +164,7 @@ def describe(result: Result, chosen: Source, plan: Forms) -> dict[str, Any]:
         "client": chosen.client,
         **{"method": summary["algorithm"]},
         **{key: summary[key] for key in ("dataset", "clients", "rounds", "seed")},
+        "rounds_left": result.rounds_left,
     }
 
 

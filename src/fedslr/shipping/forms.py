@@ -24,6 +24,8 @@ HOPELESS = 3
 """A form that takes so many times as long as dense at first sight is not looked at again."""
 MARGIN = 0.97
 """A form must take less than this share of dense's time: a coin toss is no reason to leave the plain layer."""
+STEPS = 2048
+"""Bytes that a program takes, about, to say how a weight is put together."""
 
 
 def convertible(model: nn.Module) -> dict[str, Plain]:
@@ -87,7 +89,7 @@ def smallest_program(model: nn.Module, layers: Mapping[str, Layer]) -> Forms:
     found: Forms = {}
     for name in convertible(model):
         costs = layers[name].bytes_by_form() if name in layers else {"dense": 0}
-        form = min(costs, key=lambda form: costs[form])
+        form = min(costs, key=lambda form: costs[form] + (STEPS if form == "recomposed" else 0))
         if form != "dense":
             found[name] = form
     return found

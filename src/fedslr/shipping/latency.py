@@ -71,7 +71,11 @@ def rows(
     for group in tables.group(tables.find_runs(folders)):
         for run in group.runs:
             seed = {"seed": str(run.summary["seed"])} if len(group.runs) > 1 else {}
-            row = measured(open_run(run.folder, device="cpu", warn=warn), client, batch, repeat, with_)
+            result = open_run(run.folder, device="cpu", warn=warn)
+            if client is None and not result.has_global_model:
+                warn(f"left out: {run.folder}: {run.summary['algorithm']} has no global model (see --client)")
+                continue
+            row = measured(result, client, batch, repeat, with_)
             yield {"run": str(run.folder), "labels": {**group.labels, **seed}, **row}
 
 

@@ -158,7 +158,7 @@ class Recomposed(nn.Module):
         if self.u is not None and self.v is not None:
             parts.append(from_matrix(self.u @ self.v.mT, self.shape))
         if self.positions is not None and self.values is not None:
-            nothing = self.values.new_zeros(prod(self.shape))
+            nothing = torch.zeros(prod(self.shape), dtype=self.values.dtype, device=self.values.device)
             parts.append(nothing.scatter(0, self.positions.long(), self.values).reshape(self.shape))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -25,6 +25,8 @@ MOST = 2**16
 FIXED = "it would take batches of one size only; expected --format safetensors, which takes any"
 FIXED_TOO = "Constraints violated (batch)"
 """How torch.export says the same."""
+ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
+"""What torch.export notes of the code that an operation comes from."""
 
 
 def has_onnx() -> bool:
@@ -72,7 +74,11 @@ def torch_bytes(model: nn.Module, x: Tensor) -> bytes:
     batch, shapes = _example(x)
     file = io.BytesIO()
     with torch.no_grad(), _quiet(), _in_one_line("a torch program"):
-        torch.export.save(torch.export.export(model, batch, dynamic_shapes=shapes), file)
+        program = torch.export.export(model, batch, dynamic_shapes=shapes)
+        for node in program.graph.nodes:
+            for origin in ORIGINS:
+                node.meta.pop(origin, None)
+        torch.export.save(program, file)
         _require_any_batch(torch_answers(file.getvalue()), x)
     return file.getvalue()
 
@@ -95,9 +101,22 @@ def onnx_bytes(model: nn.Module, x: Tensor) -> bytes:
             verbose=False,
         )
         assert program is not None
-        data: bytes = program.model_proto.SerializeToString()
+        made = program.model_proto
+        _forget_origins(made)
+        data: bytes = made.SerializeToString()
         _require_any_batch(onnx_answers(data), x)
     return data
+
+
+def _forget_origins(part: Any) -> None:
+    """Take out what an exporter notes of the code that a model was made by: lines of it, and where they lie."""
+    for name in ("metadata_props", "doc_string"):
+        if name in part.DESCRIPTOR.fields_by_name:
+            part.ClearField(name)
+    for field, value in part.ListFields():
+        if field.message_type is not None:
+            for inner in value if isinstance(value, Sequence) else [value]:
+                _forget_origins(inner)
 
 
 @contextmanager
