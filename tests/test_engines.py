@@ -280,6 +280,28 @@ def test_only_gradients_may_be_rounded(kind):
     assert seen == [(True, True), usual]
 
 
+def centred(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(scores - scores.mean(0), y)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([10.0, 1.0, 0.1], dtype=torch.float64)),
+        nn.CrossEntropyLoss(ignore_index=1),
+        nn.CrossEntropyLoss(reduction="sum"),
+        centred,
+    ],
+)
+def test_a_loss_that_is_no_mean_over_samples(loss):
+    """Its batches cannot be filled up; clients of one size train together all the same."""
+    options = {"loss": loss, "rounds": 2, "lr": 0.01}
+    assert_agree(*(simulate("fedslr", e, RAGGED, **options) for e in ("eager", "auto")))
+    with pytest.raises(fedslr.FedslrError, match="the loss of a batch is not the mean of its samples'"):
+        simulate("fedslr", "batched", RAGGED, **options)
+    assert_agree(*(simulate("fedslr", e, UNIFORM, **options) for e in ("eager", "batched")))
+
+
 def test_auto_goes_by_the_size_of_the_work():
     def chosen(sizes: list[int], model: nn.Module, sample: int = 6, **options: Any) -> bool:
         settings = Settings(batch_size=4, **options)

@@ -143,6 +143,39 @@ def test_wrong_losses_are_refused(loss, says):
         fedslr.run(fedslr.FedAvg(), TABLE, model=mlp(), rounds=1, loss=loss)
 
 
+class Mixing(nn.Module):
+    """Looks at its whole batch in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x)
+        return out - out.mean(0) if self.training else out
+
+
+class Noisy(nn.Module):
+    """Draws numbers whether it trains or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x + torch.randn_like(x))
+
+
+@pytest.mark.parametrize("model", [Noisy(), nn.Sequential(nn.Dropout(), nn.Linear(6, 3))])
+def test_models_that_draw_numbers_look_at_one_sample_at_a_time(model):
+    assert fedslr.run(fedslr.FedAvg(), TABLE, model=model, rounds=1).summary["rounds"] == 1
+
+
+def test_a_loss_may_hold_numbers_of_the_runs_own_type():
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    assert fedslr.run(fedslr.FedAvg(), TABLE, model=mlp(), rounds=1, loss=loss, dtype="float64").records
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
@@ -150,6 +183,11 @@ def test_wrong_losses_are_refused(loss, says):
             nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
             r"'1' \(BatchNorm1d\) keeps running statistics.*use GroupNorm",
         ),
+        (
+            nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False)),
+            "its answer to a sample depends on the other samples of the batch.*use GroupNorm",
+        ),
+        (Mixing(), "its answer to a sample depends on the other samples"),
         (nn.Sequential(nn.Linear(5, 3)), "does not take inputs of shape"),
         (nn.Sequential(nn.Linear(6, 2)), r"answers 2 inputs with \[2, 2\] of torch.float32, expected \[2, 3\]"),
         (nn.LazyLinear(3), "lazy layers"),

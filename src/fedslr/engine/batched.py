@@ -18,7 +18,7 @@ from fedslr.data.cohort import CohortBatches, CohortData, Shape, Shapes
 from fedslr.data.normalization import inputs
 from fedslr.engine import contract
 from fedslr.engine.eager import CHUNK, Eager
-from fedslr.types import Batch, Params, Payload, Round, Task
+from fedslr.types import Batch, Loss, Params, Payload, Round, Task
 
 Work = Callable[[Task, Any, Payload, Any, Round], Any]
 """A client's part in a method: task, state, payload, data and round to what it makes of them."""
@@ -97,6 +97,24 @@ class CohortTask(Task):
         return grads
 
 
+MOST = 256
+"""Labels that a loss is tried with, at most."""
+
+
+def is_mean(loss: Loss, like: Tensor) -> bool:
+    """Whether the loss of a batch is the plain mean of its samples' losses: not with weights by class, say."""
+    classes = like.shape[1]
+    labels = torch.arange(classes)[:: -(-classes // MOST)]
+    drawn = torch.randn(len(labels), classes, generator=torch.Generator().manual_seed(0))
+    scores, labels = drawn.to(like.device, like.dtype), labels.to(like.device)
+    try:
+        whole = loss(scores, labels)
+        each = torch.stack([loss(scores[i : i + 1], labels[i : i + 1]) for i in range(len(labels))])
+    except Exception:  # one that cannot be given any label is for engines that take it as it is
+        return False
+    return bool(torch.allclose(whole, each.mean(), rtol=1e-4))
+
+
 def changing(round: Round, device: torch.device) -> dict[str, Any]:
     """What changes from round to round, as tensors: no part of what is compiled or recorded.
 
@@ -146,6 +164,14 @@ class Batched(Eager):
         self.together = self.task_kind(self.task.model, self.task.loss_function, self.task.weight_decay)
         self.together.tf32 = self.task.tf32
         self._batches: dict[tuple[int, Shape, bool], CohortBatches] = {}
+        self._fits = not self.shapes.any.ragged or is_mean(self.task.loss_function, self._scores())
+        """Whether the loss can leave out samples that only fill a batch."""
+
+    def _scores(self) -> Tensor:
+        """What the model says to a sample."""
+        shown = inputs(self.clients[0].x[:1], self.normalization, self.dtype)
+        with torch.no_grad():
+            return self.task.outputs(self.task.params(), shown)
 
     def one_by_one(self) -> Eager:
         """The plain engine for the same run."""
@@ -164,6 +190,8 @@ class Batched(Eager):
             return self._run(batches, stack(states), payload, shared, round)
 
     def _turn_to(self, cohort: Sequence[int], round: int) -> CohortBatches:
+        if not self._fits:
+            raise Unbatchable("their batches differ in size, and the loss of a batch is not the mean of its samples'")
         shape = self.shapes.of(cohort)
         key = (len(cohort), shape, round == EVALUATION)
         batches = self._batches.get(key)

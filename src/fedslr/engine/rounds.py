@@ -78,9 +78,10 @@ class Simulation:
         device, dtype = settings.torch_device(), settings.torch_dtype()
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # kernels and graphs go where the current device is
+        module = module.to(device, dtype)
         for warning in models.check(module, federation, loss):
             warn(warning)
-        self.task = Task(module.to(device, dtype), loss, settings.weight_decay)
+        self.task = Task(module, loss, settings.weight_decay)
         clients = placed(federation.clients, device, dtype)
         self.engine = choose(
             settings, algorithm, self.task, clients, self.examples, federation.crop_padding, federation.normalization

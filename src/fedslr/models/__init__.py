@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import islice
 
 import torch
 from torch import nn
@@ -80,6 +81,7 @@ def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:
         raise FedslrError(
             f"model: it answers {len(x)} inputs with {found}, expected [{len(x)}, {classes}] (one score per class)"
         )
+    _check_samples_are_apart(model, federation)
     return _try_to_train(copy.deepcopy(model).train(), loss, x, y)
 
 
@@ -99,6 +101,35 @@ def _check_parameters(model: nn.Module) -> None:
             )
     if not any(p.requires_grad for p in model.parameters()):
         raise FedslrError("model: it has no trainable parameters")
+
+
+def _check_samples_are_apart(model: nn.Module, federation: Federation) -> None:
+    """Refuse a model whose answer to a sample depends on the others of its batch, which is no property of a sample.
+
+    Batches are of any size, and engines cut and fill them as they like.
+    """
+    first = next(model.parameters())
+    held = [client.x[:3] for client in islice(federation.clients, 3)]
+    x = federation.inputs(torch.cat(held)[:3])
+    if len(x) < 3:
+        return
+    x = x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
+    # Convolutions of other sizes are rounded otherwise, on a GPU to ten bits.
+    close = 1e-2 if x.is_cuda else 1e-4
+    for training in (False, True):
+        tried = copy.deepcopy(model).train(training)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                all_of_them, again, some = tried(x.clone()), tried(x.clone()), tried(x[:2].clone())
+            except Exception:  # a model that cannot be run says so elsewhere, and better
+                continue
+        scale = float(all_of_them.abs().max())
+        same = torch.equal(all_of_them, again)  # but for models that draw numbers, whose samples nobody can compare
+        if same and not torch.allclose(all_of_them[:2], some, rtol=0, atol=close * scale):
+            raise FedslrError(
+                "model: its answer to a sample depends on the other samples of the batch, as batch norm's does; use "
+                "GroupNorm, or whatever looks at one sample at a time"
+            )
 
 
 def _try_to_train(model: nn.Module, loss: Loss, x: torch.Tensor, y: torch.Tensor) -> list[str]:
