@@ -274,6 +274,7 @@ def test_another_state_than_before_is_told(mine, recipe, command):
 
 def test_modules_are_looked_for_in_the_current_folder_and_no_former_one(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(plugins, "_added", [])
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "where.py").write_text(f"def am_i(): return {name!r}")
@@ -298,7 +299,11 @@ def test_a_class_that_was_moved_goes_on(mine, recipe, command):
     assert command("run", recipe, *own, "algorithm.name=mine:Half")[0] == 0
     Path("moved.py").write_text(Path("mine.py").read_text())
     code, _, err = command("run", recipe, *own, "algorithm.name=moved:Half", "--set", "rounds=9", "--resume")
-    assert code == 0
+    assert_one_plain_line(code, err, 'algorithm.name was "mine:Half", now "moved:Half"')
+    Path("mine.py").unlink()
+    sys.modules.pop("mine")
+    code, _, err = command("run", recipe, *own, "algorithm.name=moved:Half", "--set", "rounds=9", "--resume")
+    assert code == 0, err
     assert "resume: algorithm is moved.Half, but the run began with mine.Half" in err
     Path("moved.py").write_text(MINE.replace("Half", "Third"))
     sys.modules.pop("moved")
@@ -734,6 +739,48 @@ def test_a_damaged_checkpoint_is_one_line(command, recipe, tmp_path):
         path.write_text("{}")
     code, _, err = command("run", recipe, "--out", out, "--resume", "--set", "rounds=3")
     assert_one_plain_line(code, err, "every checkpoint in")
+
+
+def test_an_attempt_that_finished_no_round_is_in_nobodys_way(command, recipe, tmp_path):
+    for more in ((), ("--resume",)):
+        out = tmp_path / f"a{len(more)}"
+        assert command("run", recipe, "--set", "lr=1e30", "--out", out)[0] == 2
+        code, _, err = command("run", recipe, "--out", out, *more)
+        assert code == 0, err
+        assert tomllib.loads((out / "config.toml").read_text())["lr"] == 0.1
+
+
+def test_results_that_were_damaged_are_made_again(command, recipe, tmp_path):
+    out = tmp_path / "a"
+    assert command("run", recipe, "--out", out)[0] == 0
+    before = json.loads((out / "summary.json").read_text())
+    (out / "summary.json").write_text("xx")
+    assert command("show", out)[0] == 2
+    assert command("run", recipe, "--out", out, "--resume")[0] == 0
+    assert json.loads((out / "summary.json").read_text())["accuracy"] == before["accuracy"]
+    (out / "labels.json").unlink()
+    assert command("run", recipe, "--out", out, "--resume")[0] == 0
+    assert (out / "labels.json").exists()
+    assert command("show", out)[0] == 0
+
+
+def test_a_run_is_not_put_among_those_of_a_comparison(command, recipe, tmp_path):
+    usual = (recipe, "--methods", "local", "--seeds", "0", "--out", tmp_path / "c")
+    assert command("compare", *usual)[0] == 0
+    code, _, err = command("run", recipe, "--out", tmp_path / "c")
+    assert_one_plain_line(code, err, "holds runs in folders of their own, a comparison's say; choose another folder")
+    assert command("compare", *usual, "--resume")[0] == 0
+
+
+def test_what_is_done_to_a_results_tensors_is_not_done_to_the_result():
+    federation = fedslr.load("digits", clients=3, samples_per_client=20)
+    result = fedslr.run(fedslr.Ditto(), federation, rounds=1, clients_per_round=3)
+    for ask in (lambda: result.global_params, lambda: result.personal_params(0)):
+        for x in ask().values():
+            x.zero_()
+        assert all(x.any() for name, x in ask().items() if name.endswith("weight"))
+    with pytest.raises(fedslr.FedslrError, match="out: got nothing, expected the path of a folder"):
+        fedslr.run(fedslr.Ditto(), federation, rounds=1, out="")
 
 
 def test_divergence_keeps_what_was_finished(command, recipe, tmp_path):

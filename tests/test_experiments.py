@@ -132,6 +132,34 @@ def test_a_method_more_joins_the_table(recipe, tmp_path, command):
     assert "local-seed0: not finished" in (out / "report.html").read_text()
 
 
+SPARE = """
+from torch import nn
+
+
+class Spare(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.used, self.spare = nn.Linear(shape[-1] * shape[-2], classes), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.used(x.flatten(1))
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_runs_warn_of_is_said_once(jobs, recipe, tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "spare", raising=False)
+    Path("spare.py").write_text(SPARE)
+    own = ("--set", "model.name=spare:Spare", "--set", "rounds=1")
+    code, _, err = command("compare", recipe, "--methods", "local,fedavg", *own, "--jobs", jobs, "--out", "c")
+    assert code == 0, err
+    told = [line for line in err.splitlines() if "got no gradient and will only decay" in line]
+    assert len(told) == 1
+    assert told[0].startswith("warning: ")
+    assert "-seed" in told[0]
+
+
 THREE_RUNS = ["--methods", "fedavg,local,feddyn", "--seeds", "0", "--jobs", "2"]
 
 

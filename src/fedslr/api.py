@@ -68,11 +68,11 @@ class Result:
     def global_params(self) -> Params:
         """The global model in full; for methods without one, the part the server holds."""
         shared = self._simulation.algorithm.global_model(self._simulation.server)
-        return dict(shared if shared is not None else self._simulation.payload)
+        return _own(shared if shared is not None else self._simulation.payload)
 
     def personal_params(self, client: int) -> dict[str, Tensor]:
         """The parameters of one client's personal model."""
-        return self._simulation.personal_params(self._checked(client))
+        return _own(self._simulation.personal_params(self._checked(client)))
 
     def personal_parts(self, client: int) -> Payload:
         """What a client keeps of its personal model: factors, a sparse part, whatever the method holds."""
@@ -113,6 +113,11 @@ class Result:
         model = copy.deepcopy(self._simulation.task.model)
         model.load_state_dict(params, strict=False)
         return model.eval()
+
+
+def _own(params: Params) -> dict[str, Tensor]:
+    """A copy, with which people may do what they like."""
+    return {name: x.clone() for name, x in params.items()}
 
 
 class Figures(NamedTuple):
@@ -202,6 +207,8 @@ def run(
         raise FedslrError("federation: expected what fedslr.load or Federation.from_arrays gives")
     if out is not None and not isinstance(out, str | os.PathLike):
         raise FedslrError(f"out: got {out!r}, expected the path of a folder")
+    if out is not None and not os.fspath(out):
+        raise FedslrError("out: got nothing, expected the path of a folder")
     naming.require_usable(type(algorithm), folder=out is not None)
     for name, given in (("loss", loss), ("on_round", on_round), ("should_stop", should_stop), ("warn", warn)):
         if given is not None and not callable(given):
@@ -234,7 +241,7 @@ def run(
         else:
             simulation.begin()
         records = group.from_first(lambda: read_records(folder.path) if folder else [])
-        finished = folder is not None and simulation.done == checked.rounds and folder.has_summary()
+        finished = folder is not None and simulation.done == checked.rounds and folder.has_results()
         if folder is not None and not finished:
             folder.write_config(text)
             folder.write_labels(label_counts(federation, COUNTED).tolist())
@@ -339,16 +346,19 @@ def open_folder(path: Path, resume: bool, config: str, called: str, fixed: Colle
 
 
 def _check_folder(path: Path, resume: bool, config: str, called: str, fixed: Collection[str]) -> None:
-    kept = path / "config.toml"
-    if not resume and (kept.exists() or has_rounds(path)):
+    kept, begun = path / "config.toml", has_rounds(path)
+    if not resume and (begun or (path / "summary.json").exists()):
         raise FedslrError(
             f"out: {path} already holds a run; resume it (--resume, resume=True) or choose another folder"
         )
     if (path / LEDGER).exists():
         raise FedslrError(f"out: {path} is the folder of a federation; go on with fedslr federation resume")
-    if resume and not kept.exists() and has_rounds(path):
+    if not kept.exists() and any(has_rounds(p.parent) for p in path.glob("*/config.toml")):
+        raise FedslrError(f"out: {path} holds runs in folders of their own, a comparison's say; choose another folder")
+    if resume and not kept.exists() and begun:
         raise FedslrError(f"resume: {kept} is missing, so nobody can tell which run this is; restore it")
-    if resume and kept.exists():
+    # Of an attempt that never finished a round nothing is kept, so that another may take its place.
+    if resume and kept.exists() and begun:
         try:
             changed = difference(kept.read_text("utf-8"), config, called, fixed)
         except (OSError, ValueError) as error:

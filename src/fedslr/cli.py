@@ -238,7 +238,7 @@ def _experiment(
         stop_on_signal(display.warn) as stopped,
     ):
         workers = jobs or experiments.default_workers()
-        outcomes = experiments.execute(made, workers, display.show, stopped.__bool__)
+        outcomes = experiments.execute(made, workers, display.show, stopped.__bool__, display.warn)
     if any(o.interrupted for o in outcomes):
         raise Interrupted(f"stopped; finished rounds are in {home}: go on with the same command and --resume")
     failed = [o for o in outcomes if o.error is not None]

@@ -55,6 +55,13 @@ class Progress(NamedTuple):
     accuracy_personal: float | None
 
 
+class Told(NamedTuple):
+    """What a running job warns of."""
+
+    job: str
+    text: str
+
+
 class Outcome(NamedTuple):
     """How a job ended: nothing to say if it is done."""
 
@@ -143,19 +150,32 @@ def execute(
     workers: int,
     on_progress: Callable[[Progress], None],
     should_stop: Callable[[], bool],
+    warn: Callable[[str], None] = lambda text: None,
 ) -> list[Outcome]:
-    """Run what is not yet done, several at once. A run that fails does not stop the others."""
+    """Run what is not yet done, several at once. A run that fails does not stop the others.
+
+    What several runs warn of is said once.
+    """
+    said: set[str] = set()
+
+    def tell(message: Progress | Told) -> None:
+        if isinstance(message, Progress):
+            on_progress(message)
+        elif message.text not in said:
+            said.add(message.text)
+            warn(f"{message.job}: {message.text}")
+
     if workers <= 1 or len(jobs) == 1:
         outcomes = []
         for job in jobs:
-            outcomes.append(_run(job, on_progress, should_stop))
+            outcomes.append(_run(job, tell, should_stop))
             if outcomes[-1].interrupted:
                 break
         return outcomes
     for options in {(job.recipe.data.name, job.recipe.data.root): job.recipe.data for job in jobs}.values():
         with contextlib.suppress(FedslrError):  # the runs will say what is wrong
             prepare(options)
-    return _execute_in_parallel(jobs, min(workers, len(jobs)), on_progress, should_stop)
+    return _execute_in_parallel(jobs, min(workers, len(jobs)), tell, should_stop)
 
 
 def default_workers() -> int:
@@ -163,9 +183,12 @@ def default_workers() -> int:
     return 1 if torch.cuda.is_available() else cores()
 
 
-def _run(job: Job, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> Outcome:
+Tell = Callable[[Progress | Told], None]
+
+
+def _run(job: Job, tell: Tell, should_stop: Callable[[], bool]) -> Outcome:
     def told(record: Record) -> None:
-        on_progress(Progress(job.name, record.round, record.accuracy_global, record.accuracy_personal))
+        tell(Progress(job.name, record.round, record.accuracy_global, record.accuracy_personal))
 
     try:
         api.run_recipe(
@@ -174,7 +197,7 @@ def _run(job: Job, on_progress: Callable[[Progress], None], should_stop: Callabl
             resume=job.folder.exists(),
             on_round=told,
             should_stop=should_stop,
-            warn=lambda text: None,
+            warn=lambda text: tell(Told(job.name, text)),
             track=job.track,
         )
         return Outcome(job.name)
@@ -217,7 +240,7 @@ def _work(job: Job) -> Outcome:
 
 
 def _execute_in_parallel(
-    jobs: Sequence[Job], workers: int, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]
+    jobs: Sequence[Job], workers: int, tell: Tell, should_stop: Callable[[], bool]
 ) -> list[Outcome]:
     # Forking a process that has used torch's threads can deadlock.
     context = multiprocessing.get_context("spawn")
@@ -235,8 +258,8 @@ def _execute_in_parallel(
         while not all(f.done() for f in futures):
             if should_stop():
                 stop.set()
-            _drain(messages, on_progress, 0.1)
-        _drain(messages, on_progress, 0.1)
+            _drain(messages, tell, 0.1)
+        _drain(messages, tell, 0.1)
         if any(isinstance(f.exception(), BrokenProcessPool) for f in futures):
             # A pool that lost a worker ends the others with SIGTERM, which they leave to us, and waits for them.
             _kill_workers()
@@ -253,12 +276,12 @@ def _kill_workers() -> None:
         process.kill()
 
 
-def _drain(messages: Any, on_progress: Callable[[Progress], None], seconds: float) -> None:
+def _drain(messages: Any, tell: Tell, seconds: float) -> None:
     """Pass on what has been said, waiting a little for the first word; fast workers must not keep us here for ever."""
     try:
-        on_progress(messages.get(timeout=seconds))
+        tell(messages.get(timeout=seconds))
         for _ in range(1000):
-            on_progress(messages.get_nowait())
+            tell(messages.get_nowait())
     except queue.Empty:
         return
 

@@ -60,10 +60,13 @@ def is_found(cls: Method) -> bool:
 def are_same(before: str, now: str, called: str) -> bool:
     """Whether a run's name for its method may be that of this one, which is called so.
 
-    Its file may have been moved, or have been a script that is a module now. A run folder once had nothing but what
-    the method is called.
+    Its file may have been moved, or have been a script that is a module now; where the former is still there, it is
+    another method. A run folder once had nothing but what the method is called.
     """
-    return before == now or (":" in now and (before == called or (":" in before and short(before) == short(now))))
+    if before == now or ":" not in now:
+        return before == now
+    moved = ":" in before and short(before) == short(now) and not plugins.is_there(before)
+    return before == called or moved
 
 
 def short(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -59,6 +60,15 @@ def find(where: str, text: str) -> Any:
         place = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
         raise FedslrError(f"{where}: got '{text}', but '{module_name}'{place} has no '{name}'; {suggest(name, known)}")
     return getattr(module, name)
+
+
+def is_there(text: str) -> bool:
+    """Whether there is a module of that name, without running it."""
+    importlib.invalidate_caches()
+    try:
+        return importlib.util.find_spec(text.partition(":")[0]) is not None
+    except (ImportError, ValueError):  # a script, or something in a package that is gone
+        return False
 
 
 _added: list[str] = []
