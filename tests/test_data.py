@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import fedslr
-from conftest import make_arrays
+from conftest import make_arrays, make_federation
 from fedslr import seeds
 from fedslr.data import splits
 from fedslr.data.batches import ShuffledData
 from fedslr.data.digits import digits as read_digits
+from fedslr.data.federation import ClientData
 from fedslr.errors import FedslrError
 
 LABELS = np.random.default_rng(0).integers(0, 10, 3000)
@@ -346,7 +351,51 @@ def test_labels_that_do_not_count_from_0_are_told_of(label):
     """They are article numbers or dates: a model with a score for each would not fit anywhere."""
     clients = make_arrays([5, 8], (6,))
     clients[1]["y"][0] = label
-    with pytest.raises(FedslrError, match=f"highest label is {label}, but there are only 27 samples; expected labels"):
+    with pytest.raises(
+        FedslrError, match=f"highest label is {label}, but only 4 different ones occur; expected labels"
+    ):
         fedslr.Federation.from_arrays(clients)
-    clients[1]["y"][0] = 999
-    assert fedslr.Federation.from_arrays(clients).num_classes == 1000
+    clients[1]["y"][0] = 79
+    assert fedslr.Federation.from_arrays(clients).num_classes == 80
+    clients[1]["y"][0] = 150
+    assert fedslr.Federation.from_arrays(clients, num_classes=151).num_classes == 151
+
+
+class Made(Sequence[ClientData]):
+    """Clients that are made when they are asked for; some of the last one's data are others."""
+
+    def __init__(self, changes: dict[str, Any]) -> None:
+        self.clients = make_federation([5, 8, 6], (6,)).clients
+        self.changes = changes
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __getitem__(self, client: Any) -> Any:
+        made = self.clients[client]
+        return replace(made, **self.changes) if client == 2 else made
+
+
+WRONG_CLIENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "numpy": ({"x": np.zeros((6, 6))}, "x: got a ndarray, expected a tensor"),
+    "small labels": ({"y": torch.zeros(6, dtype=torch.int32)}, r"y: got \[6\] of int32 for .* one int64 label"),
+    "labels that are missing": ({"y": torch.zeros(5, dtype=torch.int64)}, r"y: got \[5\] of int64 for \[6, 6\]"),
+    "another width": (
+        {"x_test": torch.zeros(7, 5)},
+        r"client 2: x_test holds inputs of shape \[5\], client 0 of \[6\]",
+    ),
+    "no samples": ({"x": torch.zeros(0, 6), "y": torch.zeros(0).long()}, "client 2: x is empty"),
+    "a label too high": ({"y": torch.full((6,), 7)}, "client 2: y has label 7, expected 0 to 2"),
+    "not a number": ({"x": torch.full((6, 6), float("nan"))}, "client 2: x has numbers that are not finite"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_CLIENTS)
+def test_clients_made_when_asked_for_are_looked_at(kind):
+    changes, says = WRONG_CLIENTS[kind]
+    federation = fedslr.Federation(Made(changes), 3)
+    with pytest.raises(FedslrError, match=says):
+        fedslr.run(fedslr.FedAvg(), federation, model=nn.Linear(6, 3), rounds=1, clients_per_round=3)
+    if kind != "not a number":
+        with pytest.raises(FedslrError, match=says):
+            fedslr.Federation(list(Made(changes)), 3)

@@ -739,6 +739,19 @@ def test_latency_leaves_out_what_has_no_global_model(command, folder, tmp_path):
     assert not (local / "latency.json").exists()
 
 
+def test_what_onnxruntime_cannot_run_is_left_out(command, tmp_path):
+    pytest.importorskip("onnxruntime")
+    recipe = fedslr.config.parse({**fedslr.config.tomllib.loads(TINY), "dtype": "float64"})
+    fedslr.api.run_recipe(recipe, tmp_path / "double")
+    code, printed, err = command("latency", tmp_path / "double", "--repeat", "1", "--device", "cpu")
+    assert code == 0, err
+    assert "left out: onnxruntime cpu" in err
+    assert "torch cpu dense" in printed
+    code, _, err = command("export", tmp_path / "double", "--global", "--format", "onnx")
+    assert code == 2
+    assert "onnxruntime runs few kinds of layers in float64: expected a run with dtype = 'float32'" in err
+
+
 def test_variants_of_a_personal_model(trained):
     chosen = source(trained, 0)
     plans = latency.variants(chosen, timing.Torch())

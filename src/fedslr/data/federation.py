@@ -16,8 +16,9 @@ from fedslr.errors import FedslrError
 from fedslr.schema import countable
 
 PARTS = ("x", "y", "x_test", "y_test")
-MANY_CLASSES, PER_SAMPLE = 1000, 10
-"""More classes than this, and more than so many for every sample, are taken for labels that do not count from 0."""
+MANY_CLASSES, PER_LABEL = 100, 20
+"""More classes than this, and more than so many for every label that occurs, are taken for labels that do not count
+from 0, or for one that went wrong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,16 @@ class ClientData:
     y: Tensor
     x_test: Tensor
     y_test: Tensor
+
+    def __post_init__(self) -> None:
+        for part in PARTS:
+            if not isinstance(getattr(self, part), Tensor):
+                got = type(getattr(self, part)).__name__
+                raise FedslrError(f"{part}: got a {got}, expected a tensor (Federation.from_arrays takes any array)")
+        for x, y, part in ((self.x, self.y, "y"), (self.x_test, self.y_test, "y_test")):
+            if y.dtype != torch.int64 or y.shape != x.shape[:1]:
+                got = f"{list(y.shape)} of {str(y.dtype).removeprefix('torch.')} for {list(x.shape)}"
+                raise FedslrError(f"{part}: got {got}, expected one int64 label for every sample")
 
     def __repr__(self) -> str:
         return f"<{len(self.y)} training and {len(self.y_test)} test samples>"
@@ -40,23 +51,46 @@ class ClientData:
 
 
 class Placed(Sequence[ClientData]):
-    """Clients whose data are put on a device when they are used."""
+    """Clients whose data are put on a device when they are used, and looked at then."""
 
-    def __init__(self, clients: Sequence[ClientData], device: torch.device, dtype: torch.dtype) -> None:
-        self.clients, self.device, self.dtype = clients, device, dtype
+    def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype) -> None:
+        self.federation, self.device, self.dtype = federation, device, dtype
+        self.shape = federation.input_shape
 
     def __len__(self) -> int:
-        return len(self.clients)
+        return len(self.federation.clients)
 
     def __getitem__(self, client: Any) -> Any:
-        return self.clients[client].to(self.device, self.dtype)
+        made = self.federation.clients[client]
+        _require_alike(client, made, self.shape, self.federation.num_classes)
+        for part in ("x", "x_test"):
+            require_finite(f"client {client}: {part}", getattr(made, part))
+        return made.to(self.device, self.dtype)
 
 
-def placed(clients: Sequence[ClientData], device: torch.device, dtype: torch.dtype) -> Sequence[ClientData]:
+def placed(federation: Federation, device: torch.device, dtype: torch.dtype) -> Sequence[ClientData]:
     """A list of clients on a device for good; clients that another sequence makes when asked, when they are used."""
-    if isinstance(clients, list | tuple):
-        return [c.to(device, dtype) for c in clients]
-    return Placed(clients, device, dtype)
+    if isinstance(federation.clients, list | tuple):
+        return [c.to(device, dtype) for c in federation.clients]
+    return Placed(federation, device, dtype)
+
+
+def _require_alike(index: int, client: ClientData, shape: Sequence[int], classes: int) -> None:
+    """Refuse a client whose data are of another shape, or whose labels are none."""
+    if not isinstance(client, ClientData):
+        raise FedslrError(f"client {index}: got a {type(client).__name__}, expected fedslr.ClientData")
+    if not len(client.x):
+        raise FedslrError(f"client {index}: x is empty; leave out clients without training data")
+    for part, x in (("x", client.x), ("x_test", client.x_test)):
+        if tuple(x.shape[1:]) != tuple(shape):
+            raise FedslrError(
+                f"client {index}: {part} holds inputs of shape {list(x.shape[1:])}, client 0 of {list(shape)}; "
+                "all clients must share one input shape"
+            )
+    for part, y in (("y", client.y), ("y_test", client.y_test)):
+        if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
+            wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
+            raise FedslrError(f"client {index}: {part} has label {wrong}, expected 0 to {classes - 1}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +111,12 @@ class Federation:
     def __post_init__(self) -> None:
         if not self.clients:
             raise FedslrError("clients: got none, expected at least one client with x, y, x_test and y_test")
+        first = self.clients[0]
+        shape = first.x.shape[1:] if isinstance(first, ClientData) else ()
+        # Clients that are made when they are asked for are looked at then.
+        known = self.clients if isinstance(self.clients, list | tuple) else [first]
+        for i, client in enumerate(known):
+            _require_alike(i, client, shape, self.num_classes)
 
     def __repr__(self) -> str:
         return f"<{self.name}: {len(self.clients)} clients, {self.num_classes} classes, inputs {self.input_shape}>"
@@ -111,31 +151,18 @@ class Federation:
         eight_bit = kinds == {torch.uint8}
         if not eight_bit and any(kind.is_floating_point or kind == torch.uint8 for kind in kinds):
             made = [replace(c, x=_as_float(c.x), x_test=_as_float(c.x_test)) for c in made]
-        shape = made[0].x.shape[1:]
-        for i, client in enumerate(made):
-            for part, x in (("x", client.x), ("x_test", client.x_test)):
-                if x.shape[1:] != shape:
-                    raise FedslrError(
-                        f"client {i}: {part} holds inputs of shape {list(x.shape[1:])}, client 0 of {list(shape)}; "
-                        "all clients must share one input shape"
-                    )
         classes = num_classes if num_classes is not None else _count_classes(made)
-        for i, client in enumerate(made):
-            for part, y in (("y", client.y), ("y_test", client.y_test)):
-                if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
-                    wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
-                    raise FedslrError(f"client {i}: {part} has label {wrong}, expected 0 to {classes - 1}")
         return cls(made, classes, name, normalization=UNIT if eight_bit else None)
 
 
 def _count_classes(clients: Sequence[ClientData]) -> int:
     """As many as the highest label says; labels that are codes, and not numbers of classes, would fill the memory."""
     labels = [y for c in clients for y in (c.y, c.y_test) if len(y)]
-    classes, samples = max(int(y.max()) for y in labels) + 1, sum(len(y) for y in labels)
-    if classes > MANY_CLASSES and classes > PER_SAMPLE * samples:
+    classes, occur = max(int(y.max()) for y in labels) + 1, len(torch.cat(labels).unique())
+    if classes > MANY_CLASSES and classes > PER_LABEL * occur:
         raise FedslrError(
-            f"y: the highest label is {classes - 1}, but there are only {samples} samples; expected labels from 0 to "
-            "C − 1 for C classes, such as numpy.unique(y, return_inverse=True)[1]"
+            f"y: the highest label is {classes - 1}, but only {occur} different ones occur; expected labels from 0 to "
+            "C − 1 for C classes, such as numpy.unique(y, return_inverse=True)[1], or num_classes"
         )
     return classes
 

@@ -82,7 +82,7 @@ class Simulation:
         for warning in models.check(module, federation, loss):
             warn(warning)
         self.task = Task(module, loss, settings.weight_decay)
-        clients = placed(federation.clients, device, dtype)
+        clients = placed(federation, device, dtype)
         self.engine = choose(
             settings, algorithm, self.task, clients, self.examples, federation.crop_padding, federation.normalization
         )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fedslr.api import Result
+from fedslr.errors import FedslrError
 from fedslr.reopen import open_run
 from fedslr.report import amount, tables
 from fedslr.shipping import files, forms
@@ -47,15 +48,24 @@ def times(chosen: Source, runtime: Runtime, repeat: int) -> tuple[dict[str, floa
     return {name: took[other] for name, other in same.items()}, best
 
 
-def measured(result: Result, client: int | None, batch: int, repeat: int, with_: Sequence[Runtime]) -> Row:
+def measured(
+    result: Result,
+    client: int | None,
+    batch: int,
+    repeat: int,
+    with_: Sequence[Runtime],
+    warn: Callable[[str], None],
+) -> Row:
     """One model of a run, with everything that runs it."""
     chosen = source(result, client, batch)
     data, numbers = files.encode(describe(result, chosen, {}), chosen.layers, chosen.others)
     row: Row = {"parameters": numbers, "bytes": len(data), "ms": {}, "chosen": {}}
     for runtime in with_:
         key = f"{runtime.name} {runtime.device}"
-        row["ms"][key], best = times(chosen, runtime, repeat)
-        row["chosen"][key] = best
+        try:
+            row["ms"][key], row["chosen"][key] = times(chosen, runtime, repeat)
+        except FedslrError as error:
+            warn(f"left out: {key}: {error}")
     return row
 
 
@@ -75,15 +85,16 @@ def rows(
             if client is None and not result.has_global_model:
                 warn(f"left out: {run.folder}: {run.summary['algorithm']} has no global model (see --client)")
                 continue
-            row = measured(result, client, batch, repeat, with_)
+            row = measured(result, client, batch, repeat, with_, warn)
             yield {"run": str(run.folder), "labels": {**group.labels, **seed}, **row}
 
 
 def table(found: Sequence[Row]) -> str:
     """The figures in Markdown, its columns aligned for people, the largest model first."""
     found = sorted(found, key=lambda row: -row["parameters"])
-    measured_by = list(found[0]["ms"])
-    columns = [(key, name) for key in measured_by for name in VARIANTS if any(name in row["ms"][key] for row in found)]
+    times = {(key, name) for row in found for key, took in row["ms"].items() for name in took}
+    measured_by = dict.fromkeys(key for row in found for key in row["ms"])
+    columns = [(key, name) for key in measured_by for name in VARIANTS if (key, name) in times]
     labels = list(found[0]["labels"])
     titles = [*labels, "parameters", "file", *(f"{key} {name}" for key, name in columns)]
     cells = [
@@ -91,7 +102,7 @@ def table(found: Sequence[Row]) -> str:
             *row["labels"].values(),
             f"{row['parameters']:,}",
             amount(row["bytes"]),
-            *(_ms(row["ms"][key].get(name)) for key, name in columns),
+            *(_ms(row["ms"].get(key, {}).get(name)) for key, name in columns),
         ]
         for row in found
     ]

@@ -25,6 +25,7 @@ MOST = 2**16
 FIXED = "it would take batches of one size only; expected --format safetensors, which takes any"
 FIXED_TOO = "Constraints violated (batch)"
 """How torch.export says the same."""
+DOUBLE = "; onnxruntime runs few kinds of layers in float64: expected a run with dtype = 'float32', or another format"
 ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
 """What torch.export notes of the code that an operation comes from."""
 
@@ -48,13 +49,15 @@ def _example(x: Tensor) -> tuple[tuple[Tensor], tuple[dict[int, Any]]]:
 
 
 @contextmanager
-def _in_one_line(what: str) -> Iterator[None]:
+def in_one_line(what: str) -> Iterator[None]:
     """Exporters say at length why they cannot."""
     try:
         yield
+    except FedslrError:
+        raise
     except Exception as error:
         why = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-        said = FIXED if FIXED_TOO in why[0] else why[0]
+        said = FIXED if FIXED_TOO in why[0] else why[0] + (DOUBLE if "NOT_IMPLEMENTED" in why[0] else "")
         raise FedslrError(f"format: this model cannot be made {what}: {said}") from error
 
 
@@ -73,7 +76,7 @@ def torch_bytes(model: nn.Module, x: Tensor) -> bytes:
     """A model as the archive of torch.export: `torch.export.load(path).module()` runs it."""
     batch, shapes = _example(x)
     file = io.BytesIO()
-    with torch.no_grad(), _quiet(), _in_one_line("a torch program"):
+    with torch.no_grad(), _quiet(), in_one_line("a torch program"):
         program = torch.export.export(model, batch, dynamic_shapes=shapes)
         for node in program.graph.nodes:
             for origin in ORIGINS:
@@ -88,7 +91,7 @@ def onnx_bytes(model: nn.Module, x: Tensor) -> bytes:
     if is_plain(model) or isinstance(model, Thin):
         return _layer_bytes(model)
     batch, shapes = _example(x)
-    with torch.no_grad(), _quiet(), _in_one_line("an ONNX file"):
+    with torch.no_grad(), _quiet(), in_one_line("an ONNX file"):
         program = torch.onnx.export(
             model,
             batch,

@@ -99,7 +99,8 @@ class OnnxRuntime:
         self.device = device
 
     def ready(self, model: nn.Module, x: Tensor) -> Call:
-        session = programs.session(programs.onnx_bytes(model.cpu(), x.cpu()), self.device)
+        with programs.in_one_line("an ONNX file"):
+            session = programs.session(programs.onnx_bytes(model.cpu(), x.cpu()), self.device)
         given = {session.get_inputs()[0].name: x.cpu().numpy()}
         return lambda: session.run(None, given)
 
