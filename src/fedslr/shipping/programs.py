@@ -61,6 +61,18 @@ def in_one_line(what: str) -> Iterator[None]:
         raise FedslrError(f"format: this model cannot be made {what}: {said}") from error
 
 
+@contextmanager
+def _exporting(what: str) -> Iterator[None]:
+    """What exporters need: no gradients, and layers that are made of operations they know."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), _quiet(), in_one_line(what):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
 def _require_any_batch(answers: Callable[[Tensor], Tensor], x: Tensor) -> None:
     """A model can fix the size of the example as the only one, and its exporter keep that to itself."""
     batch = x[:1].repeat(EXAMPLE + 1, *(1 for _ in x.shape[1:]))
@@ -76,7 +88,7 @@ def torch_bytes(model: nn.Module, x: Tensor) -> bytes:
     """A model as the archive of torch.export: `torch.export.load(path).module()` runs it."""
     batch, shapes = _example(x)
     file = io.BytesIO()
-    with torch.no_grad(), _quiet(), in_one_line("a torch program"):
+    with _exporting("a torch program"):
         program = torch.export.export(model, batch, dynamic_shapes=shapes)
         for node in program.graph.nodes:
             for origin in ORIGINS:
@@ -91,7 +103,7 @@ def onnx_bytes(model: nn.Module, x: Tensor) -> bytes:
     if is_plain(model) or isinstance(model, Thin):
         return _layer_bytes(model)
     batch, shapes = _example(x)
-    with torch.no_grad(), _quiet(), in_one_line("an ONNX file"):
+    with _exporting("an ONNX file"):
         program = torch.onnx.export(
             model,
             batch,
