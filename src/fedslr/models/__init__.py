@@ -26,6 +26,10 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 }
 
 
+CLOSE = 1e-4
+"""How far, relative to the largest, answers to a sample may be apart that should be the same."""
+
+
 def build(model: str | nn.Module, federation: Federation, seed: int) -> nn.Module:
     """A model by name with weights drawn from the seed, or a copy of the given one, whose weights are the start."""
     if isinstance(model, nn.Module):
@@ -109,15 +113,14 @@ def _check_samples_are_apart(model: nn.Module, federation: Federation) -> None:
     Batches are of any size, and engines cut and fill them as they like.
     """
     first = next(model.parameters())
-    held = [client.x[:3] for client in islice(federation.clients, 3)]
-    x = federation.inputs(torch.cat(held)[:3])
-    if len(x) < 3:
+    held = next((client.x[:3] for client in islice(federation.clients, 3) if len(client.x) >= 3), None)
+    if held is None:
         return
-    x = x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
-    # Convolutions of other sizes are rounded otherwise, on a GPU to ten bits.
-    close = 1e-2 if x.is_cuda else 1e-4
+    x = federation.inputs(held).cpu()
+    x = x.to(first.dtype) if x.is_floating_point() else x
     for training in (False, True):
-        tried = copy.deepcopy(model).train(training)
+        # A GPU may round batches of other sizes otherwise, to ten bits.
+        tried = copy.deepcopy(model).cpu().train(training)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
                 all_of_them, again, some = tried(x.clone()), tried(x.clone()), tried(x[:2].clone())
@@ -125,7 +128,7 @@ def _check_samples_are_apart(model: nn.Module, federation: Federation) -> None:
                 continue
         scale = float(all_of_them.abs().max())
         same = torch.equal(all_of_them, again)  # but for models that draw numbers, whose samples nobody can compare
-        if same and not torch.allclose(all_of_them[:2], some, rtol=0, atol=close * scale):
+        if same and not torch.allclose(all_of_them[:2], some, rtol=0, atol=CLOSE * scale):
             raise FedslrError(
                 "model: its answer to a sample depends on the other samples of the batch, as batch norm's does; use "
                 "GroupNorm, or whatever looks at one sample at a time"
