@@ -74,7 +74,9 @@ def test_a_figure_is_replaced_as_a_whole_or_not_at_all(command, tmp_path, monkey
 def test_a_run_has_its_representation(command, trained, tmp_path):
     code, printed, _ = command("figures", trained[0], "--out", tmp_path, "--only", "tsne", "--format", "svg")
     assert (code, printed) == (0, f"drawn to {tmp_path / 'tsne.svg'}\n")
-    panels = figures.tsne(tables.find_runs([trained[0]]), figures.Options(client=2)).axes
+    figure = figures.tsne(tables.find_runs([trained[0]]), figures.Options(client=2))
+    assert figure.get_suptitle() == "fedslr, seed 0, client 2: its test samples"
+    panels = figure.axes
     titles = [axes.get_title().partition(":")[0] for axes in panels]
     parts = ("global", "personal")
     assert titles == [f"{extractor} extractor, {classifier} classifier" for extractor in parts for classifier in parts]
@@ -99,6 +101,43 @@ def test_curves_are_those_of_the_records(tmp_path):
     assert personal.get_ydata() == pytest.approx([100 * r["accuracy_personal"] for r in records])
     assert shared.get_ydata() == pytest.approx([100 * r["accuracy_global"] for r in records])
     assert personal.get_xdata() == pytest.approx([2, 4, 6])
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 12])
+def test_rounds_are_whole(rounds, tmp_path):
+    write_run(tmp_path / "a", rounds=rounds)
+    runs = tables.find_runs([tmp_path])
+    for figure in (figures.accuracy(runs), figures.communication(runs, figures.Options())):
+        (axes,) = figure.axes
+        low, high = axes.get_xlim()
+        ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+        assert ticks
+        assert all(tick == round(tick) for tick in ticks)
+
+
+def test_a_single_evaluation_tells_models_apart(tmp_path):
+    write_run(tmp_path / "a", rounds=2)
+    personal, shared = figures.accuracy(tables.find_runs([tmp_path])).axes[0].lines
+    assert personal.get_markerfacecolor() == personal.get_color()
+    assert shared.get_markerfacecolor() == "white"
+
+
+def test_legends_hide_no_lines(tmp_path):
+    """A few entries lie on the axes, many beside them; the highest line is inside."""
+    for n in range(1, 7):
+        write_run(tmp_path / str(n), lr=n)
+        runs = tables.find_runs([tmp_path])
+        figure = figures.accuracy(runs)
+        figure.draw_without_rendering()
+        box, axes = figure.axes[0].get_legend().get_window_extent(), figure.axes[0].get_window_extent()
+        assert (box.x0 >= axes.x1) == (2 * n > figures.INSIDE)
+        assert box.x1 <= figure.bbox.x1
+        (drawn,) = figures.communication(runs, figures.Options()).axes
+        assert drawn.get_ylim()[1] > 1.05 * max(y for line in drawn.lines for y in line.get_ydata())
+    figure = figures.sensitivity(runs, figures.Options())
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert all(legend.get_window_extent().y0 >= axes.get_window_extent().y1 for axes in figure.axes)
 
 
 def test_long_names_leave_room_for_the_axes(command, tmp_path):

@@ -98,6 +98,11 @@ def shown(*folders: Path) -> str:
     return page.page(tables.find_runs(folders, unfinished=True))
 
 
+def figure_of(text: str, title: str) -> str:
+    """The figure whose title begins so."""
+    return text[text.index(f"<h3>{title}") :].partition("</figure>")[0]
+
+
 def charts_of(text: str) -> list[str]:
     return re.findall(r"<h3>(.*?)</h3>", text)
 
@@ -288,7 +293,199 @@ def test_long_names(tmp_path):
     write_run(tmp_path / "b", name="y z " * 80)
     text = shown(tmp_path)
     checked(text)
-    assert "x" * 14 + "… personal" in text
+    assert "x" * 13 + "…" + "x" * 13 + "," in text
+
+
+def test_names_of_rows_go_on_two_lines():
+    assert charts.in_two("fedslr, personal") == ["fedslr, personal"]
+    assert charts.in_two("rank_penalty 0.001, epochs 1, global") == ["rank_penalty 0.001,", "epochs 1, global"]
+    assert charts.in_two("x" * 30) == ["x" * 30]
+
+
+def test_rows_of_a_sweep_over_two_keys_are_told_apart(tmp_path):
+    for n, (lr, size) in enumerate((a, b) for a in (0.001, 0.005) for b in (1, 2)):
+        write_run(tmp_path / str(n), lr=lr, personal_epochs=size)
+    chart = figure_of(shown(tmp_path), "Accuracy of every").partition("</svg>")[0]
+    rows = [re.findall(r">([^<]*)</text>", row) for row in chart.split("<g ")[1:]]
+    assert rows[0][:2] == ["lr 0.001,", "personal_epochs 1, personal"]
+    assert len(set(map(str, rows))) == len(rows) == 8
+
+
+def places(texts: list[tuple[str, str, str]]) -> list[tuple[float, float, float]]:
+    """Where words begin and, at the width of a phone's letters, end; and in which row they are."""
+    return [(float(x), float(x) + charts.BROAD * len(name), float(y)) for x, y, name in texts]
+
+
+@pytest.mark.parametrize("values", [1, 2, 5])
+def test_a_key_stays_on_its_chart(values, tmp_path):
+    """Samples and names lie side by side, hide no other, and not the axis' label; the chart is as much higher."""
+    for epochs in (1, 2, 3):
+        for lr in range(1, values + 1):
+            write_run(tmp_path / f"{lr}-{epochs}", lr=lr, epochs=epochs)
+    chart = figure_of(shown(tmp_path), "Accuracy over epochs")
+    drawn = re.findall(
+        r'<g class="c\d"><path d="M([\d.]+) ([\d.]+)h20".*?</g><text x="([\d.]+)" y="([\d.]+)">(.*?)<', chart
+    )
+    assert len(drawn) == 2 * values
+    assert {(float(x) - float(at), float(y) - float(level)) for at, level, x, y, _ in drawn} == {(26, 4)}
+    label = (0.0, charts.BROAD * len(sections.ACCURACY.label), 11.0)
+    taken = [label, *places([(x, y, name) for _, _, x, y, name in drawn])]
+    for n, (start, end, row) in enumerate(taken):
+        assert 0 <= start < end <= charts.WIDTH
+        assert all(end <= s - 26 or e <= start for s, e, r in taken[n + 1 :] if r == row)
+    height = float(re.findall(r'viewBox="0 0 460 ([\d.]+)"', chart)[0])
+    assert height - charts.HEIGHT == max(row for *_, row in taken) - 11
+
+
+def test_a_key_that_fits_makes_no_chart_higher(tmp_path):
+    text = shown(write_run(tmp_path / "a"))
+    for title in ("Accuracy over rounds", "Size of the models", "Bytes per round", "Seconds per round"):
+        assert f'viewBox="0 0 {charts.WIDTH} {charts.HEIGHT}"' in figure_of(text, title)
+
+
+def test_a_line_of_its_own_kind_has_dots_of_its_own_kind(tmp_path):
+    """With a single evaluation there are nothing but dots."""
+    chart = figure_of(shown(write_run(tmp_path / "a", rounds=2)), "Accuracy over rounds")
+    assert len(re.findall(r'class="dot"', chart)) == len(re.findall(r'class="dot hollow"', chart)) == 2
+    assert "hollow dots: all with the global model" in chart
+
+
+def test_captions_say_what_is_drawn(tmp_path):
+    for seed in (0, 1):
+        for lr in (1, 2, 3):
+            write_run(tmp_path / f"{seed}-{lr}", seed=seed, lr=lr)
+    text = shown(tmp_path)
+    assert "Bands: lowest and highest seed." in figure_of(text, "Accuracy over lr")
+    sizes = figure_of(text, "Size of the models")
+    assert "(band: smallest and largest client)" in sizes
+    assert "One seed of each." in sizes
+    assert "One of 2 seeds." in figure_of(text, "Rank of every layer over rounds: lr 1")
+    for lr in (4, 5):
+        write_run(tmp_path / f"0-{lr}", lr=lr)
+    sizes = figure_of(shown(tmp_path), "Size of the models")
+    assert 'class="spread"' not in sizes
+    assert "band" not in re.sub(r"<svg.*</svg>", "", sizes)
+
+
+def test_whose_split_is_shown_is_said(tmp_path):
+    def write(name: str, counts: list[list[int]], **config: Any) -> None:
+        (write_run(tmp_path / name, **config) / "labels.json").write_text(json.dumps({"counts": counts}))
+
+    write("a", [[3, 1]] * 5, lr=1)
+    write("b", [[3, 1]] * 5, lr=2)
+    assert "others differ" not in shown(tmp_path)
+    write("c", [[1, 3]] * 5, lr=1, seed=1)
+    assert "This is the split of seed 0; others differ." in shown(tmp_path)
+    write("d", [[2, 2]] * 5, lr=3)
+    assert "This is the split of lr 1, seed 0; others differ." in shown(tmp_path)
+    assert "On average a client holds 2.0 labels" in shown(tmp_path)
+
+
+def test_clients_stand_in_the_middle_of_their_bars():
+    axis = charts.Axis("client", "{:.0f}".format, whole=True)
+    for clients in (1, 3, 20):
+        chart = charts.stacked("x", np.ones((clients, 2), int), axis, charts.Axis("samples", low=0))
+        bars = re.findall(r"M([\d.]+) [\d.]+h([\d.]+)", re.findall(r'd="([^"]*)" class="bar"', chart)[0])
+        middles = [float(x) + float(wide) / 2 for x, wide in bars]
+        ticks = {float(x): int(n) for x, n in re.findall(r'<path d="M([\d.]+) [\d.]+v4".*?>(\d+)</text>', chart)}
+        assert ticks
+        for at, client in ticks.items():
+            assert middles[client] == pytest.approx(at, abs=0.2)
+
+
+def test_no_accuracy_is_above_100_per_cent(tmp_path):
+    folder = write_run(tmp_path / "a", clients=1)
+    text = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(re.sub(r'(_per_client": )\[[^]]*\]', r"\1[1.0]", text))
+    violins = figure_of(shown(folder), "Accuracy of every client")
+    ticks = [float(n) for n in re.findall(r'text-anchor="middle">([\d.]+)<', violins)]
+    assert max(ticks) == 100
+    assert charts.Scale([0, 0], sections.ACCURACY, 0, 1).low == 0
+
+
+def test_the_table_and_the_figures_on_top_are_those_asked_for(tmp_path):
+    """Whatever evaluation and clients: the page says what table.md says."""
+    for name in ("fedslr", "fedavg"):
+        write_run(tmp_path / name, name=name, rounds=8)
+    runs = tables.find_runs([tmp_path])
+    assert "not of its last" not in page.page(runs)
+    for pick, clients, says in (
+        ("best", "all", "of the best evaluation of every run, not of its last (--pick best)."),
+        ("last", "sampled", "of the clients sampled in the evaluated round, not of all (--clients sampled)."),
+    ):
+        page.write_report([tmp_path], tmp_path / "report.html", pick, clients)
+        text = (tmp_path / "report.html").read_text()
+        checked(text)
+        assert says in text
+        columns = tables.columns(pick, clients)
+        rows = tables.table(curves.groups(runs), columns).rows
+        body = text[text.index("<h2>Table") :]
+        assert [re.sub("</?b>", "", c) for c in re.findall(r"<td[^>]*>(.*?)</td>", body)] == [
+            c for r in rows for c in r
+        ]
+        best = max(float(row[2]) for row in rows)
+        assert f"<strong>{best:.2f} %</strong> <span>best accuracy of personal models" in text
+        single = page.page(runs[:1], pick=pick, clients=clients)
+        shown = fedslr.metrics.accuracy(runs[0].records, pick, clients)["personal"]
+        assert f"<strong>{report.percent(shown)}</strong> <span>accuracy of the personal models" in single
+        assert f"<td>{report.percent(shown)}</td>" in single
+
+
+def test_ranks_are_shown_against_the_largest_there_can_be(tmp_path):
+    folder = write_run(tmp_path / "a", rounds=60)
+    seen = figure_of(shown(folder), "Rank of every layer")
+    assert ">1 / 7<" in seen
+    assert "the largest that it had" in seen
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text()) | {"rank_full": {"a.weight": 16, "b.weight": 3}}
+    path.write_text(json.dumps(summary))
+    seen = figure_of(shown(folder), "Rank of every layer")
+    assert ">1 / 16<" in seen
+    assert "the largest that its matrix can have" in seen
+
+
+def test_a_summary_tells_full_ranks():
+    options: dict[str, Any] = {"federation": make_federation([6, 7]), "model": mlp(), "rounds": 1}
+    found = fedslr.run(fedslr.FedSLR(), **options)
+    shapes = {k: x.shape for k, x in found.global_params.items() if x.ndim == 2}
+    assert found.summary["rank_full"] == {k: min(shape) for k, shape in shapes.items()}
+    assert found.summary["rank_full"].keys() == found.summary["rank"].keys()
+    assert fedslr.run(fedslr.FedAvg(), **options).summary["rank_full"] == {}
+
+
+def test_a_deviation_that_cannot_be_seen_is_left_out():
+    figures = {c.key: c for c in tables.columns()}
+    for key, mean, deviation, says in (
+        ("bytes_up", 8.2e6, 11, ""),
+        ("bytes_up", 7.6499e6, 11_800, ""),
+        ("bytes_up", 8.2e6, 3e5, " ± 300.0 kB"),
+        ("parameters_global", 1234, 56, " ± 0.1k"),
+        ("paper_gb", 0.0305, 1e-6, ""),
+        ("accuracy_global", 0.65, 1e-17, ""),
+        ("accuracy_global", 0.65, 0.0123, " ± 1.23"),
+        ("accuracy_global", 0.65, None, ""),
+    ):
+        assert tables._spread(figures[key].show, mean, deviation) == says
+
+
+def test_methods_of_ones_own_have_their_names(tmp_path):
+    def write(folder: str, method: str, called: str, planned: int | None = None) -> None:
+        path = write_run(tmp_path / folder, name=method, planned=planned) / "summary.json"
+        if planned is None:
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"algorithm": called}))
+
+    def names() -> list[str]:
+        return [g.labels["method"] for g in tables.group(tables.find_runs([tmp_path], unfinished=True))]
+
+    write("a", "fedavg", "fedavg")
+    write("b", "mine:Half", "half", planned=9)
+    assert names() == ["fedavg", "Half"]
+    write("c", "mine:Half", "half")
+    assert set(names()) == {"fedavg", "half"}
+    write("d", "other:Half", "quarter")
+    assert set(names()) == {"fedavg", "half", "quarter"}
+    write("e", "third:Half", "half")
+    assert set(names()) == {"fedavg", "mine:Half", "quarter", "third:Half"}
 
 
 def test_a_sweep_shows_its_sensitivity(tmp_path):

@@ -24,6 +24,7 @@ from fedslr.engine import distributed
 from fedslr.engine.distributed import Group
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError, Interrupted
+from fedslr.matrix import is_matrix, matrix_shape
 from fedslr.models import MODELS
 from fedslr.record import Record, RunFolder, SharedFolder, read_records
 from fedslr.report import percent
@@ -130,6 +131,8 @@ class Figures(NamedTuple):
     seed: int
     sizes: metrics.Sizes
     seconds: Mapping[str, float]
+    rank_full: Mapping[str, int] = {}
+    """The largest rank that a layer can have, for those whose rank the method tells."""
 
 
 def figures(simulation: Simulation) -> Figures:
@@ -141,7 +144,14 @@ def figures(simulation: Simulation) -> Figures:
         simulation.settings.seed,
         simulation.sizes(),
         simulation.seconds,
+        full_ranks(simulation.algorithm.ranks(simulation.server), simulation.start),
     )
+
+
+def full_ranks(ranks: Mapping[str, int], start: Params) -> dict[str, int]:
+    """min(m, n) of the matrix π(x) of every layer that has a rank."""
+    known = {name: tuple(start[name].shape) for name in ranks if name in start and is_matrix(start[name])}
+    return {name: min(matrix_shape(shape)) for name, shape in known.items()}
 
 
 def is_rerunnable(
@@ -169,6 +179,7 @@ def summarize(run: Figures, records: list[dict[str, Any]], rerunnable: bool) -> 
         "fairness": metrics.fairness(last),
         "parameters": run.sizes.summary(),
         "rank": last["rank"],
+        "rank_full": dict(run.rank_full),
         "bytes": {"down": sum(r["bytes_down"] for r in records), "up": sum(r["bytes_up"] for r in records)},
         "paper_gb": metrics.gigabytes(numbers),
         "seconds": {k: round(v, 6) for k, v in run.seconds.items()},

@@ -252,7 +252,7 @@ def _experiment(
         for format, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
             write_durably(home / f"table.{suffix}", written[format].encode())
         _draw(runs, home / "accuracy.png", quiet=True)
-        write_report([home], home / "report.html")
+        write_report([home], home / "report.html", pick, clients)
         made_here = "report.html, table.md, table.csv, table.tex, accuracy.png"
         if others:
             names = ", ".join(p.name for p in others)

@@ -72,13 +72,20 @@ def table_rows(summary: Mapping[str, Any], records: Records, width: int = 4) -> 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and the records of a finished run."""
     try:
-        summary = json.loads((folder / "summary.json").read_text("utf-8"))
-        if not isinstance(summary, dict) or not all(isinstance(summary.get(k), kind) for k, kind in SUMMARY.items()):
-            raise ValueError("summary.json is not what a run writes")
+        summary = _read_summary(folder / "summary.json")
         return summary, read_records(folder, summary["rounds"])
-    except FedslrError:
-        raise
     except FileNotFoundError as error:
         raise FedslrError(f"{folder}: no finished run ({Path(error.filename).name} is missing)") from None
-    except (OSError, ValueError) as error:
-        raise FedslrError(f"{folder}: cannot be read as a run: {error}") from None
+    except OSError as error:
+        raise FedslrError(f"{error.filename}: cannot be read: {error.strerror}") from None
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    try:
+        summary = json.loads(path.read_text("utf-8"))
+        if not isinstance(summary, dict) or not all(isinstance(summary.get(k), kind) for k, kind in SUMMARY.items()):
+            raise ValueError("it is not what a run writes")
+    except ValueError as error:
+        again = "delete it, and the command that made the run writes it again with --resume"
+        raise FedslrError(f"{path}: cannot be read: {error}; {again}") from None
+    return summary

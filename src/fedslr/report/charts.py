@@ -23,6 +23,12 @@ TOP = 22
 BOTTOM = 42
 LETTER = 6.2
 """Width of a letter of the small print, about."""
+BROAD = 7.2
+"""The same in a phone's larger print, where words must not run into each other."""
+NAME = 24
+"""Letters of a row's name that is not broken, at most."""
+LINE = 28
+"""Letters of a line of a broken one, at most."""
 FEW = 8
 """Lines beyond which bands and dots would hide each other."""
 MARKED = 25
@@ -58,6 +64,8 @@ class Axis(NamedTuple):
     high: float | None = None
     whole: bool = False
     """Whether it counts something."""
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    """Between which values can be; the room about a single one ends there."""
 
 
 class Series(NamedTuple):
@@ -85,6 +93,7 @@ class Scale:
         if high <= low:
             # A single value is shown in the middle.
             low, high = (low / 2, high * 2) if self.log else (low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1))
+            low, high = max(low, axis.bounds[0]), min(high, axis.bounds[1])
         self.low, self.high, self.start, self.end = low, high, start, end
         self.whole = axis.whole
 
@@ -120,11 +129,29 @@ def text(x: float, y: float, content: str, anchor: str = "start", kind: str | No
 
 
 def shortened(name: str, letters: int) -> Markup:
-    """A name that fits: its end, which says whose model it is, stays. All of it is in the title."""
+    """A name that fits: its end, which says what value and whose model it is, stays. All of it is in the title."""
     if len(name) <= letters:
         return escape(name)
-    end = min(len(" personal"), letters // 2)
+    end = letters // 2
     return tag("title", name) + escape(f"{name[: letters - end - 1]}…{name[len(name) - end :]}")
+
+
+def in_two(name: str) -> list[str]:
+    """A name as one line, or, where it is too long for one, as two of about the same length."""
+    parts = name.split(", ")
+    if len(name) <= NAME or len(parts) == 1:
+        return [name]
+    halves = [(", ".join(parts[:n]) + ",", ", ".join(parts[n:])) for n in range(1, len(parts))]
+    return list(min(halves, key=lambda pair: max(map(len, pair))))
+
+
+def _row_name(name: str, x: float, y: float, letters: int) -> list[Markup]:
+    lines = in_two(name)
+    first = y - 6.5 * (len(lines) - 1)
+    return [
+        tag("text", shortened(line, letters), x=px(x), y=px(first + 13 * n), text_anchor="end")
+        for n, line in enumerate(lines)
+    ]
 
 
 def _axes(across: Scale, up: Scale, x: Axis, y: Axis, height: float) -> list[Markup]:
@@ -154,26 +181,42 @@ def _margin(axis: Axis, values: Sequence[float]) -> float:
 def lines(title: str, series: Sequence[Series], x: Axis, y: Axis, key: bool = False, height: float = HEIGHT) -> Markup:
     """One line for every series, over a common axis; with a key where no legend names them."""
     values = [v for s in series for _, v in s.points] + [v for s in series for pair in s.spread for v in pair]
-    left = _margin(y, values)
-    across = Scale([v for s in series for v, _ in s.points], x, left, WIDTH - RIGHT)
-    up = Scale(values, y, height - BOTTOM, TOP)
+    named, more = _key(series, y.label) if key else ([], 0.0)
+    top, height = TOP + more, height + more
+    across = Scale([v for s in series for v, _ in s.points], x, _margin(y, values), WIDTH - RIGHT)
+    up = Scale(values, y, height - BOTTOM, top)
     few = len(series) <= FEW
     drawn = [_line(s if few else s._replace(spread=()), across, up, x, y, few) for s in series]
     # The last is on top, and the first series is what a page is about.
-    drawn += _key([(s.name, paint(s.look), s.dashed) for s in series]) if key else []
-    return frame(title, height, *_axes(across, up, x, y, height), *reversed(drawn), kind="lines", tabindex="0")
+    inside = [*_axes(across, up, x, y, height), *reversed(drawn), *named]
+    return frame(title, height, *inside, kind="lines", tabindex="0", data_top=px(top))
 
 
-def _key(entries: Sequence[tuple[str, str, bool]]) -> list[Markup]:
-    """What lines are, from the right of the top row."""
-    drawn, at = [], float(WIDTH - 4)
-    for name, colour, dashed in reversed(entries):
-        drawn.append(text(at, 11, name, "end"))
-        at -= (LETTER + 1) * len(name) + 22
-        stroke = tag("path", d=f"M{px(at)} 7h16", class_="sample dashed" if dashed else "sample")
-        drawn.append(tag("g", stroke, class_=colour))
-        at -= 10
-    return drawn
+def has_bands(series: Sequence[Series]) -> bool:
+    """Whether `lines` draws the spread of any; a band has two points at least."""
+    return len(series) <= FEW and any(s.spread and len(s.points) > 1 for s in series)
+
+
+SAMPLE = 26
+"""Width of a line in a key, and of the gap between it and its name."""
+KEY_ROW = 16
+
+
+def _key(series: Sequence[Series], label: str) -> tuple[list[Markup], float]:
+    """What lines are: at the right of the axis' label, or in rows below it where they do not fit; the rows' height."""
+    most, gap = int((WIDTH - SAMPLE) / BROAD), 12
+    widths = [SAMPLE + BROAD * min(len(s.name), most) for s in series]
+    at, y = WIDTH - sum(widths) - gap * (len(series) - 1), 11.0
+    fits = at >= BROAD * len(label) + gap
+    drawn = []
+    for n, (s, wide) in enumerate(zip(series, widths, strict=True)):
+        if not fits and (n == 0 or at + wide > WIDTH):
+            at, y = 0.0, y + KEY_ROW
+        line = tag("path", d=f"M{px(at)} {px(y - 4)}h20", class_="sample dashed" if s.dashed else "sample")
+        drawn.append(tag("g", line, _marker(at + 10, y - 4, s), class_=paint(s.look)))
+        drawn.append(tag("text", shortened(s.name, most), x=px(at + SAMPLE), y=px(y)))
+        at += wide + gap
+    return drawn, y - 11
 
 
 def _line(s: Series, across: Scale, up: Scale, x: Axis, y: Axis, few: bool) -> Markup:
@@ -197,16 +240,17 @@ def _line(s: Series, across: Scale, up: Scale, x: Axis, y: Axis, few: bool) -> M
     every = 1 if few and len(places) <= MARKED else max(1, len(places) // 4) if s.look.again else len(places)
     for i in range(len(places) - 1, -1, -every):
         told = tag("title", f"{s.name}: {y.show(s.points[i][1])} ({x.label} {x.show(s.points[i][0])})")
-        parts.append(_marker(*places[i], s.look.again, told))
+        parts.append(_marker(*places[i], s, told))
     return tag("g", *parts, class_=f"{paint(s.look)} g{s.group}")
 
 
-def _marker(x: float, y: float, again: int, told: Markup) -> Markup:
-    """A disc; a square or a diamond for those whose colour is another's too."""
+def _marker(x: float, y: float, s: Series, told: str = "") -> Markup:
+    """A disc, hollow on a dashed line; a square or a diamond for those whose colour is another's too."""
+    again, kind = s.look.again, "dot hollow" if s.dashed else "dot"
     if not again:
-        return tag("circle", told, cx=px(x), cy=px(y), r="2.6", class_="dot")
+        return tag("circle", told, cx=px(x), cy=px(y), r="2.6", class_=kind)
     turn = f"rotate({45 * (again - 1)} {px(x)} {px(y)})" if again > 1 else None
-    return tag("rect", told, x=px(x - 3), y=px(y - 3), width="6", height="6", transform=turn, class_="dot")
+    return tag("rect", told, x=px(x - 3), y=px(y - 3), width="6", height="6", transform=turn, class_=kind)
 
 
 def paint(look: Look) -> str:
@@ -230,8 +274,8 @@ ROW = 34
 
 def violins(title: str, rows: Sequence[Violin], axis: Axis, zero: str | None = None, dots: bool = True) -> Markup:
     """A row for each: where clients are dense the shape is wide; the bar is their middle half, the dot the median."""
-    letters = min(24, max(len(r.name) for r in rows))
-    across = Scale([v for r in rows for v in r.values], axis, 14 + LETTER * letters, WIDTH - RIGHT)
+    letters = min(LINE, max(len(line) for r in rows for line in in_two(r.name)))
+    across = Scale([v for r in rows for v in r.values], axis, 8 + BROAD * letters, WIDTH - RIGHT)
     top = 4
     height = ROW * len(rows) + top + BOTTOM
     bottom = height - BOTTOM
@@ -260,10 +304,9 @@ def density(values: Sequence[float], at: np.ndarray) -> np.ndarray:
 
 def _violin(row: Violin, across: Scale, middle: float, axis: Axis, letters: int, dots: bool) -> Markup:
     low, q1, median, q3, high = np.quantile(row.values, (0, 0.25, 0.5, 0.75, 1)).tolist()
-    name = tag("text", shortened(row.name, letters), x=px(across.start - 8), y=px(middle + 4), text_anchor="end")
     told = f"{row.name}: median {axis.show(median)}, middle half {axis.show(q1)} to {axis.show(q3)}"
     told += f", from {axis.show(low)} to {axis.show(high)}, {plural(len(row.values), 'client')}"
-    parts = [name]
+    parts = _row_name(row.name, across.start - 8, middle + 4, letters)
     if high > low:
         at = np.linspace(low, high, 48)
         wide = density(row.values, at) * (ROW / 2 - 3)
@@ -300,7 +343,7 @@ class Strip(NamedTuple):
 
 def heat(title: str, rows: Sequence[Strip], left: str, right: str, label: str) -> Markup:
     """Rows of cells, the fuller their colour the larger; the axis goes from `left` to `right`."""
-    letters, row = min(24, max(len(r.name) for r in rows)), 17
+    letters, row = min(NAME, max(len(r.name) for r in rows)), 17
     begin, end = 12 + LETTER * letters, WIDTH - 12 - LETTER * max(len(r.end) for r in rows)
     height = row * len(rows) + BOTTOM - 6
     drawn = []
@@ -323,14 +366,15 @@ def stacked(title: str, counts: np.ndarray, x: Axis, y: Axis, height: float = HE
     """A bar for every row of the counts, a colour for every column: one path each."""
     tops = counts.cumsum(1)
     left = _margin(y, [0, float(tops.max())])
-    across = Scale([0, len(counts)], x, left, WIDTH - RIGHT)
+    # A client stands in the middle of its bar.
+    across = Scale([-0.5, len(counts) - 0.5], x, left, WIDTH - RIGHT)
     up = Scale([0, float(tops.max())], y, height - BOTTOM, TOP)
     wide = across(1) - across(0)
     gap = min(1.0, wide / 5)
     drawn = []
     for column in range(counts.shape[1]):
         bars = "".join(
-            f"M{px(across(i) + gap / 2)} {px(up(tops[i, column]))}h{px(wide - gap)}V{px(up(tops[i, column] - n))}"
+            f"M{px(across(i - 0.5) + gap / 2)} {px(up(tops[i, column]))}h{px(wide - gap)}V{px(up(tops[i, column] - n))}"
             f"h{px(gap - wide)}z"
             for i, n in enumerate(counts[:, column])
             if n

@@ -168,13 +168,11 @@ def spans_decades(values: Iterable[float]) -> bool:
     return min(known) > 0 and max(known) / min(known) >= 20
 
 
-def label_counts(runs: Iterable[Run]) -> np.ndarray | None:
-    """Training samples by client and label, of the first run that tells them."""
-    for run in runs:
-        try:
-            counts = np.array(json.loads((run.folder / "labels.json").read_text("utf-8"))["counts"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if counts.ndim == 2 and counts.size and np.issubdtype(counts.dtype, np.integer) and counts.min() >= 0:
-            return counts
-    return None
+def label_counts(run: Run) -> np.ndarray | None:
+    """Training samples by client and label, of a run that tells them."""
+    try:
+        counts = np.array(json.loads((run.folder / "labels.json").read_text("utf-8"))["counts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    there = counts.ndim == 2 and counts.size and np.issubdtype(counts.dtype, np.integer) and counts.min() >= 0
+    return counts if there else None

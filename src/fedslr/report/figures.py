@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +24,8 @@ MARKERS = ("", "s", "D", "^", "v")
 ZERO = "#B3261E"
 FEW = 8
 """Values of a hyperparameter that have a tick each."""
+INSIDE = 5
+"""Entries of a legend that may lie on the axes."""
 
 
 class Options(NamedTuple):
@@ -50,12 +53,27 @@ def _dress(axes: Axes, x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(axes: Axes) -> None:
-    """Inside where it is small, beside the axes where it would hide them."""
+def _legend(axes: Axes, figure: Figure) -> None:
+    """Inside where it is small; else beside the axes, which keep their width."""
     handles, names = axes.get_legend_handles_labels()
-    if axes.lines:
-        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": "small"}
-        axes.legend(handles, map(_short, names), frameon=False, **(beside if len(handles) > 8 else {"loc": "best"}))
+    shown = [_short(name) for name in names]
+    if len(handles) <= INSIDE:
+        axes.legend(handles, shown, loc="best", framealpha=0.85, edgecolor="none")
+        return
+    figure.set_figwidth(figure.get_figwidth() + 0.6 + 0.075 * max(map(len, shown)))
+    axes.legend(handles, shown, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+
+
+def _by_round(axes: Axes, label: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    _dress(axes, "communication round", label)
+    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+
+
+def _from_zero(axes: Axes) -> None:
+    """An axis that begins at 0 and ends above the highest line."""
+    axes.set_ylim(0, 1.08 * max(float(y) for line in axes.lines for y in np.asarray(line.get_ydata())))
 
 
 def _short(name: str) -> str:
@@ -67,7 +85,8 @@ def _style(look: Look, points: int, dashed: bool = False) -> dict[str, Any]:
     marker = MARKERS[look.again % len(MARKERS)] or ("o" if points == 1 else "")
     every = max(1, points // 8)
     line = "--" if dashed else "-"
-    return {"color": PALETTE[look.colour], "linestyle": line, "marker": marker, "markevery": every, "markersize": 4}
+    style = {"color": PALETTE[look.colour], "linestyle": line, "marker": marker, "markevery": every, "markersize": 4}
+    return style | ({"markerfacecolor": "white"} if dashed else {})
 
 
 def _groups(runs: Sequence[Run]) -> list[tuple[Group, Look]]:
@@ -77,9 +96,8 @@ def _groups(runs: Sequence[Run]) -> list[tuple[Group, Look]]:
 
 def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
     """Accuracy over rounds: personal models as full lines, global models dashed, one colour per method."""
-    groups = _groups(runs)
-    figure, axes = _canvas(7.5 if len(groups) <= 4 else 9, 4.2)
-    for group, look in groups:
+    figure, axes = _canvas(7.2, 4.2)
+    for group, look in _groups(runs):
         models = curves.models(group)
         for model in models:
             points = [(s.round, 100 * s.mean) for s in curves.evaluations(group, f"accuracy_{model}")]
@@ -88,8 +106,8 @@ def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
                 axes.plot(*zip(*points, strict=True), label=label, **_style(look, len(points), model == "global"))
     if not axes.lines:
         raise FedslrError("accuracy: nothing has been evaluated yet")
-    _dress(axes, "communication round", "accuracy, mean over clients (%)")
-    _legend(axes)
+    _by_round(axes, "accuracy, mean over clients (%)")
+    _legend(axes, figure)
     return figure
 
 
@@ -133,9 +151,9 @@ def communication(runs: Sequence[Run], options: Options) -> Figure:
     if not axes.lines:
         raise FedslrError("communication: no run has sent anything yet")
     line = f"{options.megabits:g} Mbit/s, {options.milliseconds:g} ms"
-    _dress(axes, "communication round", f"seconds per round and client\n({line})")
-    axes.set_ylim(bottom=0)
-    _legend(axes)
+    _by_round(axes, f"seconds per round and client\n({line})")
+    _from_zero(axes)
+    _legend(axes, figure)
     return figure
 
 
@@ -149,13 +167,18 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
         for model in ("personal", "global"):
             _sensitivity_line(left, right, found.lines[name], name, model, look)
     values = [x for line in found.lines.values() for x, _ in line]
-    for axes, label in ((left, "accuracy, mean over clients (%)"), (right, "numbers a model needs (thousands)")):
+    for axes, label in ((left, "accuracy, mean over clients (%)"), (right, "numbers in a model's parts (thousands)")):
         _dress(axes, found.key, label)
         if curves.spans_decades(values):
             axes.set_xscale("log")
         _tick(axes, sorted(set(values)))
-    right.set_ylim(bottom=0)
-    _legend(left)
+    if right.lines:
+        _from_zero(right)
+    handles, names = left.get_legend_handles_labels()
+    shown = [_short(name) for name in names]
+    if shown:
+        columns = max(1, min(len(shown), 100 // (6 + max(map(len, shown)))))
+        figure.legend(handles, shown, loc="outside upper center", ncols=columns, frameon=False)
     return figure
 
 
@@ -190,7 +213,7 @@ def tsne(runs: Sequence[Run], options: Options) -> Figure:
     """
     from fedslr.report.representation import represent
 
-    run = _representable(runs)
+    group, run = _representable(runs)
     seen = represent(run, options.client)
     figure, panels = _canvas(7.2, 6.6, 2, 2)
     marks = sorted(set(seen.labels.tolist()))
@@ -201,8 +224,9 @@ def tsne(runs: Sequence[Run], options: Options) -> Figure:
     handles, names = panels[0][0].get_legend_handles_labels()
     shown = dict(zip(names, handles, strict=True))
     figure.legend(shown.values(), shown, title="label", loc="outside right center", frameon=False)
-    title = f"{seen.name}, seed {run.summary['seed']}, client {seen.client}: its test samples"
-    figure.suptitle(title, fontsize="medium")
+    name = group.name if "method" in group.labels else f"{seen.name}, {group.name}"
+    title = f"{name}, seed {run.summary['seed']}, client {seen.client}: its test samples"
+    figure.suptitle(textwrap.fill(title, 75), fontsize="medium")
     return figure
 
 
@@ -236,16 +260,16 @@ def _scatter(axes: Axes, places: np.ndarray, seen: Any, extractor: str, classifi
     axes.set(xticks=[], yticks=[])
 
 
-def _representable(runs: Sequence[Run]) -> Run:
+def _representable(runs: Sequence[Run]) -> tuple[Group, Run]:
     """The first run whose clients have both a global and a model of their own, and whose models are kept."""
-    both = [r for g, _ in _groups(runs) if len(curves.models(g)) > 1 for r in g.runs]
-    kept = [r for r in both if any((r.folder / "checkpoint").glob("manifest-*.json"))]
+    both = [(g, r) for g, _ in _groups(runs) if len(curves.models(g)) > 1 for r in g.runs]
+    kept = [(g, r) for g, r in both if any((r.folder / "checkpoint").glob("manifest-*.json"))]
     if not both:
         raise FedslrError("tsne: no run here has both a global model and personal ones that differ from it")
     if not kept:
-        raise FedslrError(f"tsne: {both[0].folder} keeps no models (checkpoint/ is missing)")
+        raise FedslrError(f"tsne: {both[0][1].folder} keeps no models (checkpoint/ is missing)")
     # FedSLR's, as in the paper, where there is one.
-    return min(kept, key=lambda run: run.summary["algorithm"] != "fedslr")
+    return min(kept, key=lambda pair: pair[1].summary["algorithm"] != "fedslr")
 
 
 FIGURES: dict[str, Callable[[Sequence[Run], Options], Figure]] = {

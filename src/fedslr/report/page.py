@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
@@ -17,10 +17,11 @@ import jinja2
 from markupsafe import Markup
 
 import fedslr
+from fedslr import metrics
 from fedslr.report import amount, charts, percent, plural, sections, table_rows, tables
 from fedslr.report.colours import DARK, PALETTE
 from fedslr.report.sections import SPARSE, View, count
-from fedslr.report.tables import Run
+from fedslr.report.tables import Column, Run
 from fedslr.store import write_durably
 
 
@@ -60,9 +61,21 @@ def subtitle(view: View) -> str:
     return ", ".join(p for p in parts if p)
 
 
-def notices(view: View) -> list[str]:
+ASKED = {
+    "best": "of the best evaluation of every run, not of its last (--pick best)",
+    "sampled": "of the clients sampled in the evaluated round, not of all (--clients sampled)",
+}
+"""Choices of a table that are not the usual ones."""
+
+
+def notices(view: View, pick: str = "last", clients: str = "all") -> list[str]:
     """What a reader must know before believing a page."""
-    told = []
+    asked, told = [ASKED[choice] for choice in (pick, clients) if choice in ASKED], []
+    if asked:
+        told.append(
+            f"Accuracies in the figures on top and in the table are {' and '.join(asked)}. Charts are of all "
+            "clients, those by client of the last evaluation."
+        )
     for run in view.runs:
         if not run.finished:
             done, planned = run.summary["rounds"], run.config.get("rounds", "?")
@@ -78,11 +91,12 @@ def notices(view: View) -> list[str]:
     return told
 
 
-def cards(view: View) -> list[Card]:
-    return _best(view) if view.several else _headline(view.groups[0].runs)
+def cards(view: View, columns: Sequence[Column]) -> list[Card]:
+    figures = {column.key: column for column in columns}
+    return _best(view, figures) if view.several else _headline(view.groups[0].runs, figures)
 
 
-def _headline(runs: Sequence[Run]) -> list[Card]:
+def _headline(runs: Sequence[Run], figures: Mapping[str, Column]) -> list[Card]:
     """The figures of one method; means over its seeds."""
 
     def mean(*keys: str) -> float | None:
@@ -94,7 +108,7 @@ def _headline(runs: Sequence[Run]) -> list[Card]:
             values.append(value)
         return None if any(v is None for v in values) else fmean(values)
 
-    own, shared = mean("accuracy", "personal"), mean("accuracy", "global")
+    own, shared = (figures[f"accuracy_{model}"].figures(runs)[0] for model in ("personal", "global"))
     dense, size, personal = (mean("parameters", key) for key in ("dense", "global", "personal"))
     down, up = mean("bytes", "down") or 0, mean("bytes", "up") or 0
     found = [Card(percent(own), "accuracy of the personal models", "mean over clients")] if own is not None else []
@@ -112,9 +126,8 @@ def _headline(runs: Sequence[Run]) -> list[Card]:
     return found
 
 
-def _best(view: View) -> list[Card]:
+def _best(view: View, figures: Mapping[str, Column]) -> list[Card]:
     """Who is first in what."""
-    figures = {c.key: c for c in tables.columns()}
 
     def first(key: str, what: str, largest: bool) -> list[Card]:
         column = figures[key]
@@ -142,8 +155,7 @@ class Overview(NamedTuple):
     labels: int
 
 
-def overview(view: View) -> Overview:
-    columns = tables.columns()
+def overview(view: View, columns: Sequence[Column]) -> Overview:
     made = tables.table(view.groups, columns)
     best = [[False] * len(made.titles) for _ in made.rows]
     for n, column in enumerate(columns, start=made.labels):
@@ -159,9 +171,9 @@ def overview(view: View) -> Overview:
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-def page(runs: Sequence[Run], live: str | None = None) -> str:
+def page(runs: Sequence[Run], live: str | None = None, pick: str = "last", clients: str = "all") -> str:
     """The report of some runs; `live` is the stamp of a page that looks for newer ones."""
-    view = View(runs)
+    view, columns = View(runs), tables.columns(pick, clients)
     script = _part("report.js") + (_part("watch.js") if live is not None else "")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(_part("report.html"))
@@ -169,12 +181,13 @@ def page(runs: Sequence[Run], live: str | None = None) -> str:
     return template.render(
         title=title(view),
         subtitle=subtitle(view),
-        notices=notices(view),
-        cards=cards(view),
+        notices=notices(view, pick, clients),
+        cards=cards(view, columns),
         legend=[(i, g.name, charts.paint(look), look.again) for i, g, look in view.each()] if view.several else [],
         sections=sections.all_of(view),
-        table=overview(view),
-        rows=table_rows(single.summary, single.records, _width(single)) if single and single.finished else [],
+        table=overview(view, columns),
+        whose="the clients sampled then" if clients == "sampled" else "all clients",
+        rows=_facts(single, pick, clients) if single and single.finished else [],
         runs=view.runs,
         version=fedslr.__version__,
         live=live,
@@ -186,14 +199,16 @@ def page(runs: Sequence[Run], live: str | None = None) -> str:
     )
 
 
-def _width(run: Run) -> int:
-    return 8 if run.config.get("dtype") == "float64" else 4
+def _facts(run: Run, pick: str, clients: str) -> list[tuple[str, str, str]]:
+    summary = run.summary | {"accuracy": metrics.accuracy(run.records, pick, clients)}
+    return table_rows(summary, run.records, 8 if run.config.get("dtype") == "float64" else 4)
 
 
 def _part(name: str) -> str:
     return files("fedslr.report").joinpath(name).read_text("utf-8")
 
 
-def write_report(folders: Sequence[Path], out: Path) -> None:
-    """The report of all runs in some folders, in one file."""
-    write_durably(out, page(tables.find_runs(folders, unfinished=True)).encode())
+def write_report(folders: Sequence[Path], out: Path, pick: str = "last", clients: str = "all") -> None:
+    """The report of all runs in some folders, in one file; which accuracies its table has is as in `tables.columns`."""
+    runs = tables.find_runs(folders, unfinished=True)
+    write_durably(out, page(runs, pick=pick, clients=clients).encode())

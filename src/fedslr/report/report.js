@@ -26,7 +26,7 @@
     const at = first.line.x[first.i];
     const cross = document.createElementNS("http://www.w3.org/2000/svg", "path");
     cross.setAttribute("class", "cross");
-    cross.setAttribute("d", `M${at} 22V${svg.viewBox.baseVal.height - 42}`);
+    cross.setAttribute("d", `M${at} ${svg.dataset.top}V${svg.viewBox.baseVal.height - 42}`);
     svg.append(cross);
     tip.replaceChildren(svg.querySelector(".label:not(.up)").textContent + " " + first.line.where[first.i]);
     spots.filter(({ line, i }) => Math.abs(line.x[i] - at) < 12).sort((a, b) => a.line.y[a.i] - b.line.y[b.i])

@@ -27,12 +27,13 @@ CLIENTS = 200
 """Clients whose labels are drawn, at most."""
 POINTS = 240
 """Points of a line, at most."""
-KEYED = 4
+KEYED = 12
 """Lines that a chart names itself, at most."""
 SHAPE = "Wide where many clients are. Bar: the middle half of them; large dot: the median; small dots: clients."
 
 ROUND = Axis("communication round", "{:.0f}".format, whole=True)
-ACCURACY = Axis("accuracy, mean over clients (%)", "{:.4g}".format)
+PERCENT = (0.0, 100.0)
+ACCURACY = Axis("accuracy, mean over clients (%)", "{:.4g}".format, bounds=PERCENT)
 
 
 class Figure(NamedTuple):
@@ -85,6 +86,10 @@ class View:
         self.looks = looks([g.name for g in self.groups])
         self.several = len(self.groups) > 1
 
+    def counted(self) -> list[Run]:
+        """The runs that curves and tables are of."""
+        return [run for group in self.groups for run in group.runs]
+
     def each(self) -> list[tuple[int, Group, Look]]:
         return [(i, g, look) for i, (g, look) in enumerate(zip(self.groups, self.looks, strict=True))]
 
@@ -101,6 +106,11 @@ class View:
                 name = self.named(group, "" if self.several and len(models) == 1 else model)
                 found.append(Shown(name, i, group, look, model))
         return found
+
+    def one_seed(self) -> str:
+        """What a caption says where only the first run of a group is drawn."""
+        most = max(len(g.runs) for g in self.groups)
+        return "" if most == 1 else " One seed of each." if self.several else f" One of {most} seeds."
 
     def lines(self, title: str, caption: str, series: Sequence[Series], x: Axis, y: Axis) -> list[Figure]:
         """A chart of lines with its numbers; none where there is nothing to draw."""
@@ -129,14 +139,18 @@ def accuracy(view: View) -> Section:
         if found and found[-1].bytes:
             sent = max(sent, found[-1].bytes)
             by_bytes.append(one.line([(s.bytes, 100 * s.mean) for s in found]))
-    styles = "Full lines: every client with its own model. Dashed: all with the global model."
-    bands = " Bands: lowest and highest seed." if 0 < sum(bool(s.spread) for s in by_round) <= charts.FEW else ""
+    styles = "Full lines, full dots: every client with its own model. Dashed lines, hollow dots: all with the global "
+    styles += "model." + _bands(by_round)
     both, exact = "Bytes of all messages, down and up.", _bytes_axis("sent by then, both ways", sent)
     return Section(
         "Accuracy",
-        view.lines("Accuracy over rounds", styles + bands, by_round, ROUND, ACCURACY)
+        view.lines("Accuracy over rounds", styles, by_round, ROUND, ACCURACY)
         + view.lines("Accuracy over bytes sent", both, by_bytes, exact, ACCURACY),
     )
+
+
+def _bands(series: Sequence[Series]) -> str:
+    return " Bands: lowest and highest seed." if charts.has_bands([s for s in series if s.points]) else ""
 
 
 def _bytes_axis(label: str, largest: float) -> Axis:
@@ -158,7 +172,7 @@ def clients(view: View) -> Section:
     gain = Axis("accuracy less FedAvg's, percentage points", _signed, low=0, high=0)
     return Section(
         "Over clients",
-        _violins("Accuracy of every client", SHAPE, plain, Axis("accuracy (%)", "{:.3g}".format))
+        _violins("Accuracy of every client", SHAPE, plain, Axis("accuracy (%)", "{:.3g}".format, bounds=PERCENT))
         + _violins("Accuracy relative to FedAvg", over, against, gain, "as good as FedAvg"),
     )
 
@@ -207,7 +221,8 @@ def sensitivity(view: View) -> Section:
     if not there:
         return Section("Sensitivity", [])
     axis = Axis(found.key, "{:g}".format, log=curves.spans_decades([x for s in there for x, _ in s.points]))
-    caption = "Accuracy at the end for every value. Full lines: personal models. Dashed: the global model."
+    caption = "Accuracy at the end for every value. Full lines, full dots: personal models. Dashed lines, hollow dots: "
+    caption += "the global model." + _bands(there)
     title = f"Accuracy over {found.key}"
     chart = charts.lines(title, there, axis, ACCURACY, key=len(there) <= KEYED)
     return Section("Sensitivity", [Figure(title, caption, chart, charts.values_table(there, axis, ACCURACY))])
@@ -230,11 +245,11 @@ def _sizes(view: View) -> list[Figure]:
         spread = band if any(low < high for low, high in band) else []
         series.append(Series(view.named(group, "personal" if two else ""), i, look, own, False, spread))
         series += [Series(view.named(group, "global"), i, look, shared, True)] if two else []
-    caption = (
-        "Numbers a deployed model needs: factors where they are smaller, non-zeros elsewhere. Full: personal models"
-    )
-    caption += " (band: smallest and largest client). Dashed: the global model."
-    return view.lines("Size of the models", caption, series, ROUND, Axis("numbers", count, low=0))
+    there = [s for s in series if s.points]
+    bands = " (band: smallest and largest client)" if charts.has_bands(there) else ""
+    caption = "Numbers in the parts of a model: factors where they are smaller, non-zeros elsewhere. "
+    caption += f"Full: personal models{bands}. Dashed, hollow dots: the global model.{view.one_seed()}"
+    return view.lines("Size of the models", caption, there, ROUND, Axis("numbers", count, low=0))
 
 
 def count(value: float) -> str:
@@ -252,7 +267,7 @@ def _zeros(view: View) -> list[Figure]:
             name = group.name if view.several else "personal part"
             rows.append(Shown(name, i, group, look, "personal").violin([zero_shares(run) for run in group.runs]))
     caption = "Share of a client's personal part that is exactly zero, in the last evaluation."
-    return _violins("Sparsity of the personal parts", caption, rows, Axis("zeros (%)", "{:.4g}".format))
+    return _violins("Sparsity of the personal parts", caption, rows, Axis("zeros (%)", "{:.4g}".format, bounds=PERCENT))
 
 
 def zero_shares(run: Run) -> dict[int, float]:
@@ -272,9 +287,13 @@ def _ranks(view: View) -> list[Figure]:
             continue
         layers = list(records[0]["rank"])
         picked = spaced(records, 48)
-        rows = [_strip(layer, picked) for layer in layers[:LAYERS]]
+        full, known = _largest(group.runs[0], records, layers)
+        rows = [_strip(layer, picked, full[layer]) for layer in layers[:LAYERS]]
         title = "Rank of every layer over rounds" + (f": {group.name}" if view.several else "")
-        caption = "The fuller the colour, the closer to the layer's largest rank. Right: rank at the end / largest."
+        what = "the largest that its matrix can have" if known else "the largest that it had"
+        caption = f"The fuller the colour, the closer a layer's rank to {what}. Right: rank at the end / that largest."
+        if len(group.runs) > 1:
+            caption += f" One of {len(group.runs)} seeds."
         if len(layers) > LAYERS:
             caption += f" The first {LAYERS} of {len(layers)} layers."
         first, last = (str(r["round"]) for r in (picked[0], picked[-1]))
@@ -282,19 +301,25 @@ def _ranks(view: View) -> list[Figure]:
     return made[:STRIPS]
 
 
-def _strip(layer: str, records: Sequence[dict[str, Any]]) -> charts.Strip:
+def _largest(run: Run, records: Sequence[dict[str, Any]], layers: Sequence[str]) -> tuple[dict[str, int], bool]:
+    """The full rank of every layer and True; where a run does not tell it, the largest rank it had and False."""
+    full = run.summary.get("rank_full")
+    if isinstance(full, dict) and all(isinstance(full.get(layer), int) and full[layer] > 0 for layer in layers):
+        return full, True
+    return {layer: max(r["rank"].get(layer, 0) for r in records) or 1 for layer in layers}, False
+
+
+def _strip(layer: str, records: Sequence[dict[str, Any]], largest: int) -> charts.Strip:
     ranks = [r["rank"].get(layer, 0) for r in records]
-    largest = max(ranks) or 1
     name = layer.removesuffix(".weight")
     told = [f"{name}, round {r['round']}: rank {n}" for r, n in zip(records, ranks, strict=True)]
-    return charts.Strip(name, [n / largest for n in ranks], told, f"{ranks[-1]} / {largest}")
+    return charts.Strip(name, [min(1, n / largest) for n in ranks], told, f"{ranks[-1]} / {largest}")
 
 
 def costs(view: View) -> Section:
     """Bytes and seconds of every round."""
-    seeds = " One seed of each." if any(len(g.runs) > 1 for g in view.groups) else ""
     long = any(len(g.runs[0].records) > curves.BINS for g in view.groups)
-    said = seeds + (" Means of neighbouring rounds." if long else "")
+    said = view.one_seed() + (" Means of neighbouring rounds." if long else "")
     return Section("Cost of a round", [*_bytes(view, said), *_seconds(view, said)])
 
 
@@ -306,7 +331,7 @@ def _bytes(view: View, said: str) -> list[Figure]:
             if any(size for _, size in points):
                 series.append(Series(view.named(group, way), i, look, points, way == "up"))
     axis = _bytes_axis("bytes of a round", max([y for s in series for _, y in s.points], default=0))
-    caption = f"Messages to all sampled clients (full lines) and from them (dashed).{said}"
+    caption = f"Messages to all sampled clients (full lines) and from them (dashed, hollow dots).{said}"
     return view.lines("Bytes per round", caption, series, ROUND, axis)
 
 
@@ -330,20 +355,41 @@ def _seconds(view: View, said: str) -> list[Figure]:
 
 def labels(view: View) -> Section:
     """Which labels clients hold."""
-    counts = curves.label_counts(view.runs)
-    if counts is None:
+    told = [(run, counts) for run in view.counted() if (counts := curves.label_counts(run)) is not None]
+    if not told:
         return Section("Data", [])
+    counts = told[0][1]
     found = skew(counts)
     shown = counts[:CLIENTS]
     caption = f"Training samples of every client, one colour for each of {counts.shape[1]} labels. "
+    caption += _whose_split(view, told)
     if len(counts) > len(shown):
         caption += f"The first {CLIENTS} clients. "
-    caption += f"A client's most frequent label has {percent(found['largest_share'])} of its samples; it holds "
-    caption += f"{found['labels_held']:.1f} labels, and is {percent(found['distance'])} away from all clients' ratio; "
-    caption += f"{extremes(counts)}."
+    caption += f"On average a client holds {found['labels_held']:.1f} labels, its most frequent one has "
+    caption += (
+        f"{percent(found['largest_share'])} of its samples, and it is {percent(found['distance'])} away from all "
+    )
+    caption += f"clients' ratio; {extremes(counts)}."
     axis = Axis("client", "{:.0f}".format, whole=True)
     chart = charts.stacked("Labels of every client", shown, axis, Axis("samples", "{:.4g}".format, low=0))
     return Section("Data", [Figure("Labels of every client", caption, chart, _label_table(shown))])
+
+
+def _whose_split(view: View, told: Sequence[tuple[Run, np.ndarray]]) -> str:
+    """Whose labels the first are, where others differ: a seed's, or a group's too if its seed has several."""
+    run, counts = told[0]
+    others = [other for other, theirs in told if not np.array_equal(theirs, counts)]
+    if not others:
+        return ""
+    group = next(g for g in view.groups if any(r is run for r in g.runs))
+    named = [group.name] if any(_split_seed(run) == _split_seed(other) for other in others) else []
+    seeds = {_split_seed(r) for r, _ in told}
+    named += [f"seed {_split_seed(run)}"] if len(seeds) > 1 else []
+    return f"This is the split of {', '.join(named)}; others differ. "
+
+
+def _split_seed(run: Run) -> Any:
+    return run.config.get("data.seed", run.config.get("seed"))
 
 
 def _label_table(counts: np.ndarray) -> Markup | None:

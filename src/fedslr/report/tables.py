@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple
@@ -142,25 +143,33 @@ def group(runs: Sequence[Run]) -> list[Group]:
     shown = [k for k in keys if _varies(k, runs)]
     shown = shown + _between_equals(runs, shown) or ["algorithm.name"]
     titles = [_title(k, shown) for k in shown]
-    names = {str(r.config.get("algorithm.name")) for r in runs}
+    called = _called(runs)
     groups: dict[tuple[int, str], Group] = {}
     seen: Counter[str] = Counter()
     for run in runs:
         alike = _values(run, [*shown, *SEEDS])
-        labels = dict(zip(titles, (_value(run, k, names) for k in shown), strict=True))
+        labels = dict(zip(titles, (_value(run, k, called) for k in shown), strict=True))
         groups.setdefault((seen[alike], _values(run, shown)), Group(labels, [])).runs.append(run)
         seen[alike] += 1
     found = list(groups.values())
     return found if max(seen.values(), default=0) < 2 else list(map(_with_folder, found))
 
 
-def _value(run: Run, key: str, names: Collection[str]) -> str:
-    """A setting as people read it: a method of one's own by its class, if that tells it from the others."""
+def _called(runs: Sequence[Run]) -> dict[str, str]:
+    """What config.toml calls a method to its name; of one's own that has no finished run, to its class."""
+    found: dict[str, str] = {}
+    for run in sorted(runs, key=lambda r: r.finished):
+        name = _text(run.config.get("algorithm.name"))
+        found[name] = _text(run.summary["algorithm"]) if run.finished else naming.short(name)
+    return found
+
+
+def _value(run: Run, key: str, called: Mapping[str, str]) -> str:
+    """A setting as people read it: a method of one's own by its name, if that tells it from the others."""
     text = _text(run.config.get(key))
     if key != "algorithm.name":
         return text
-    short = naming.short(text)
-    return short if [naming.short(name) for name in names].count(short) == 1 else text
+    return called[text] if list(called.values()).count(called[text]) == 1 else text
 
 
 def _values(run: Run, keys: Sequence[str]) -> str:
@@ -263,11 +272,23 @@ def table(groups: Sequence[Group], figures: Sequence[Column]) -> Table:
         cells = list(one.labels.values())
         for column in figures:
             mean, deviation = column.figures(one.runs)
-            spread = "" if deviation is None or not deviation else f" ± {column.show(deviation)}"
-            cells.append("–" if mean is None else column.show(mean) + spread)
+            cells.append("–" if mean is None else column.show(mean) + _spread(column.show, mean, deviation))
         rows.append(cells)
     labels = list(groups[0].labels)
     return Table(labels + [c.title for c in figures], rows, len(labels))
+
+
+def _spread(show: Callable[[float], str], mean: float, deviation: float | None) -> str:
+    """± a deviation, unless it is too small to be seen beside the mean as it is written."""
+    if not deviation or show(mean + deviation) == show(mean) or deviation < _last_digit(show(mean), mean) / 2:
+        return ""
+    return f" ± {show(deviation)}"
+
+
+def _last_digit(text: str, value: float) -> float:
+    """What the last digit of a written value counts; 0 where all of them are 0."""
+    number = re.match(r"-?\d+\.?(\d*)", text)
+    return value / float(number[0]) / 10 ** len(number[1]) if number and float(number[0]) else 0.0
 
 
 def markdown(made: Table) -> str:
