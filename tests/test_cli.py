@@ -545,7 +545,6 @@ def test_a_damaged_summary_is_one_line(command, recipe, tmp_path):
         summary.write_text(text)
         code, _, err = command("show", tmp_path / "out")
         assert_one_plain_line(code, err, f"{summary}: cannot be read: {words}")
-    summary.unlink()
     assert command("run", recipe, "--out", tmp_path / "out", "--resume")[0] == 0
     assert command("show", tmp_path / "out")[0] == 0
 

@@ -27,7 +27,7 @@ from fedslr.errors import FedslrError, Interrupted
 from fedslr.matrix import is_matrix, matrix_shape
 from fedslr.models import MODELS
 from fedslr.record import Record, RunFolder, SharedFolder, read_records
-from fedslr.report import percent
+from fedslr.report import percent, read_run
 from fedslr.report.page import write_report
 from fedslr.report.split import COUNTED, label_counts
 from fedslr.track import Run as Tracked
@@ -131,7 +131,7 @@ class Figures(NamedTuple):
     seed: int
     sizes: metrics.Sizes
     seconds: Mapping[str, float]
-    rank_full: Mapping[str, int] = {}
+    rank_full: Mapping[str, int]
     """The largest rank that a layer can have, for those whose rank the method tells."""
 
 
@@ -252,7 +252,7 @@ def run(
         else:
             simulation.begin()
         records = group.from_first(lambda: read_records(folder.path) if folder else [])
-        finished = folder is not None and simulation.done == checked.rounds and folder.has_results()
+        finished = folder is not None and simulation.done == checked.rounds and has_results(folder.path)
         if folder is not None and not finished:
             folder.write_config(text)
             folder.write_labels(label_counts(federation, COUNTED).tolist())
@@ -376,6 +376,15 @@ def _check_folder(path: Path, resume: bool, config: str, called: str, fixed: Col
             raise FedslrError(f"resume: {kept} is damaged: {error}") from error
         if changed:
             raise FedslrError(f"resume: this is not the run in {path}: {changed}")
+
+
+def has_results(path: Path) -> bool:
+    """Whether what a finished run leaves is all there, and can be read."""
+    try:
+        read_run(path)
+    except FedslrError:
+        return False
+    return (path / "labels.json").exists()
 
 
 def has_rounds(path: Path) -> bool:

@@ -145,14 +145,6 @@ class RunFolder:
         self._digest.update(line)
         self._length += len(line)
 
-    def has_results(self) -> bool:
-        """Whether what a finished run leaves is all there, and can be read."""
-        try:
-            made = json.loads((self.path / "summary.json").read_text("utf-8"))
-            return isinstance(made, dict) and (self.path / "labels.json").exists()
-        except (OSError, ValueError):
-            return False
-
     def has_lines(self) -> bool:
         return (self.path / "metrics.jsonl").stat().st_size > 0
 

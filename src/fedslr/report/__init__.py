@@ -86,6 +86,6 @@ def _read_summary(path: Path) -> dict[str, Any]:
         if not isinstance(summary, dict) or not all(isinstance(summary.get(k), kind) for k, kind in SUMMARY.items()):
             raise ValueError("it is not what a run writes")
     except ValueError as error:
-        again = "delete it, and the command that made the run writes it again with --resume"
+        again = "the command that made the run writes it anew with --resume"
         raise FedslrError(f"{path}: cannot be read: {error}; {again}") from None
     return summary
