@@ -1,6 +1,6 @@
 """What a round costs when there are 100, 1,000, 10,000 and 100,000 clients and ten of them train.
 
-    python benchmarks/population.py --json benchmarks/results/population.json
+    python benchmarks/population.py --json results/benchmarks/population.json
 
 FedSLR, the CNN on digits, 20 samples per client (clients share samples), states on disk, a checkpoint every ten rounds.
 Every population has a process of its own, so that its memory is its own; they make their rounds in turn, so that
