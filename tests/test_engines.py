@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,15 +15,15 @@ from torch.nn.functional import cross_entropy
 import fedslr
 from conftest import make_federation, mlp, small_cnn
 from fedslr.config import Settings
-from fedslr.data.cohort import Weighted
 from fedslr.engine.batched import Batched, CohortTask
 from fedslr.engine.choice import pays
 from fedslr.engine.cuda import StackedTask
 from fedslr.engine.eager import Eager
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.stacked import stack
+from fedslr.local import scan
 from fedslr.store import plain
-from fedslr.types import Round, Task
+from fedslr.types import Batch, Round, Task
 
 APART = {"lpgd", "sparse-lowrank", "lowrank-lowrank"}
 """Methods whose clients look at their numbers: they cannot be trained together."""
@@ -239,8 +240,8 @@ def test_an_engine_that_looks_ahead_is_told_who_trains_next(name, monkeypatch):
     assert {c for cohort, *_ in trained[:1] for c in cohort} & set(trained[1][0])
 
 
-def batch_of_four() -> Weighted:
-    return Weighted(torch.randn(4, 6), torch.zeros(4, dtype=torch.int64), torch.full((4,), 0.25))
+def batch_of_four() -> Batch:
+    return Batch(torch.randn(4, 6), torch.zeros(4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("kind", [Task, CohortTask, StackedTask])
@@ -284,9 +285,22 @@ def centred(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return cross_entropy(scores - scores.mean(0), y)
 
 
+def balanced(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Every label of the batch counts alike."""
+    same = (y[:, None] == torch.arange(scores.shape[1])).to(scores.dtype)
+    weight = 1 / (same @ same.sum(0))
+    return (cross_entropy(scores, y, reduction="none") * weight).sum() / weight.sum()
+
+
+def flooded(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (cross_entropy(scores, y) - 0.1).abs() + 0.1
+
+
 @pytest.mark.parametrize(
     "loss",
     [
+        balanced,
+        flooded,
         nn.CrossEntropyLoss(weight=torch.tensor([10.0, 1.0, 0.1], dtype=torch.float64)),
         nn.CrossEntropyLoss(ignore_index=1),
         nn.CrossEntropyLoss(reduction="sum"),
@@ -300,6 +314,117 @@ def test_a_loss_that_is_no_mean_over_samples(loss):
     with pytest.raises(fedslr.FedslrError, match="the loss of a batch is not the mean of its samples'"):
         simulate("fedslr", "batched", RAGGED, **options)
     assert_agree(*(simulate("fedslr", e, UNIFORM, **options) for e in ("eager", "batched")))
+
+
+@dataclass(frozen=True)
+class Looking(fedslr.FedAvg):
+    """Looks into its batches."""
+
+    name: ClassVar[str] = "looking"
+
+    def local_update(self, task, client, payload, data, round):
+        def step(v, batch):
+            grads = torch.func.grad(lambda v: cross_entropy(task.outputs(v, batch.x, train=True), batch.y))(v)
+            return {k: x - round.lr * grads[k] for k, x in v.items()}
+
+        v = scan(step, payload, data.epochs(round.epochs))
+        return (), {k: x - payload[k] for k, x in v.items()}
+
+
+@dataclass(frozen=True)
+class Walking(fedslr.FedAvg):
+    """Goes through its batches without scan, and works in place on what it is given to answer with."""
+
+    name: ClassVar[str] = "walking"
+
+    def local_update(self, task, client, payload, data, round):
+        v = payload
+        for batch in data.epochs(round.epochs):
+            grads = task.grad(v, batch)
+            v = {k: x - round.lr * grads[k] for k, x in v.items()}
+        return (), {k: x - payload[k] for k, x in v.items()}
+
+    def personal_model(self, task, client, payload, data):
+        for x in payload.values():
+            x.mul_(0.9)
+        return payload
+
+
+@pytest.mark.parametrize("method", [Looking(), Walking()])
+def test_methods_of_ones_own_never_see_what_fills_a_batch(method):
+    def run(sizes: list[int], engine: str, **options: Any) -> fedslr.Result:
+        options = {"rounds": 3, "batch_size": 4, "dtype": "float64", "engine": engine, **options}
+        return fedslr.run(method, make_federation(sizes), model=mlp(), clients_per_round=4, **options)
+
+    for sizes in (RAGGED, UNIFORM):
+        a, b, c = run(sizes, "eager"), run(sizes, "auto"), run(sizes, "eager", evaluate_every=3)
+        for other in (b, c):
+            assert all(torch.allclose(x, other.global_params[k], rtol=1e-10) for k, x in a.global_params.items())
+    with pytest.raises(fedslr.FedslrError, match="clients hold different numbers of"):
+        run(RAGGED, "batched")
+
+
+@dataclass(frozen=True)
+class Carrying(fedslr.FedAvg):
+    """Its steps differ in what they carry, not in their code."""
+
+    name: ClassVar[str] = "carrying"
+
+    def local_update(self, task, client, payload, data, round):
+        v = payload
+        for phase, scale in enumerate((1.0, 0.5, 0.1)):
+
+            def step(v, batch, scale=scale):
+                grads = task.grad(v, batch)
+                return {k: x - scale * round.lr * grads[k] for k, x in v.items()}
+
+            v = scan(step, v, data.epochs(1, phase=phase))
+        return (), {k: x - payload[k] for k, x in v.items()}
+
+
+def test_what_a_compiled_step_carries_counts():
+    options = {"model": nn.Linear(6, 3), "rounds": 2, "batch_size": 4, "dtype": "float64"}
+    federation = make_federation([8] * 4)
+    a = fedslr.run(Carrying(), federation, engine="eager", **options)
+    b = fedslr.run(Carrying(), federation, engine="batched", compile=True, **options)
+    assert all(torch.allclose(x, b.global_params[k], rtol=1e-10) for k, x in a.global_params.items())
+
+
+@pytest.mark.parametrize("method", ["apfl", "perfedavg", "fedslr"])
+def test_a_model_that_works_in_place_on_its_inputs(method):
+    """A batch may be used twice."""
+
+    class InPlace(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.mul_(0.5))
+
+    class Apart(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x * 0.5)
+
+    torch.manual_seed(0)
+    one, other = InPlace(6, 3), Apart(6, 3)
+    other.load_state_dict(one.state_dict())
+    for engine in ("eager", "auto"):
+        assert_agree(*(simulate(method, engine, RAGGED, model=m) for m in (one, other)))
+
+
+@pytest.mark.parametrize("name", ["local", "fedrep", "fedslr"])
+def test_some_clients_are_evaluated_of_methods_without_a_global_model(name):
+    federation = make_federation(RAGGED)
+    result = fedslr.run(fedslr.ALGORITHMS[name](), federation, model=mlp(), rounds=1, evaluate_clients=2)
+    assert result.summary["accuracy"]["personal"] is not None
+
+
+@pytest.mark.parametrize("name", ["lowrank-lowrank", "sparse-lowrank"])
+def test_states_that_hold_factors_go_on(name, tmp_path):
+    method = fedslr.ALGORITHMS[name](eta_g=1, personal_penalty=100.0)
+    model = nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 3))
+    stops = iter([False, True])
+    options = {"model": model, "rounds": 4, "out": tmp_path}
+    with pytest.raises(fedslr.Interrupted):
+        fedslr.run(method, make_federation([5] * 4), should_stop=lambda: next(stops), **options)
+    assert fedslr.run(method, make_federation([5] * 4), resume=True, **options).summary["rounds"] == 4
 
 
 def test_auto_goes_by_the_size_of_the_work():

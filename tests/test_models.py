@@ -155,6 +155,17 @@ class Mixing(nn.Module):
         return out - out.mean(0) if self.training else out
 
 
+class Elsewhere(nn.Linear):
+    """Keeps its weights in a list, where nobody finds them."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.kept = [self.weight, self.bias]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, *self.kept)
+
+
 class Noisy(nn.Module):
     """Draws numbers whether it trains or not."""
 
@@ -188,6 +199,7 @@ def test_a_loss_may_hold_numbers_of_the_runs_own_type():
             "its answer to a sample depends on the other samples of the batch.*use GroupNorm",
         ),
         (Mixing(), "its answer to a sample depends on the other samples"),
+        (Elsewhere(), "none of its parameters has a gradient"),
         (nn.Sequential(nn.Linear(5, 3)), "does not take inputs of shape"),
         (nn.Sequential(nn.Linear(6, 2)), r"answers 2 inputs with \[2, 2\] of torch.float32, expected \[2, 3\]"),
         (nn.LazyLinear(3), "lazy layers"),
@@ -277,6 +289,6 @@ def test_every_client_and_round_has_noise_of_its_own():
     simulation = Simulation(fedslr.FedAvg(), TABLE, mlp(), Settings(rounds=1))
     drawn = []
     for client, number in ((0, 0), (1, 0), (0, 1)):
-        with simulation.engine._seeded(client, number):
+        with simulation.engine.seeded(client, number):
             drawn.append(float(torch.rand(1)))
     assert len(set(drawn)) == 3

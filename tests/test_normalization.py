@@ -123,15 +123,17 @@ def test_pixels_stay_8_bit_on_the_device():
     assert all(x.dtype == torch.uint8 for c in simulation.engine.clients for x in (c.x, c.x_test))
 
 
-def test_8_bits_beside_floats_become_floats():
+def test_8_bits_beside_other_numbers_are_refused():
+    """The same picture would be 255 times as bright for one client as for another."""
     clients = make_arrays([4, 5, 6], (3,))
-    clients[0]["x"] = np.array([[0, 51, 255]] * 4, np.uint8)
     clients[1]["x"] = np.array([[0, 51, 255]] * 5)
     federation = fedslr.Federation.from_arrays(clients)
     assert federation.normalization is None
-    assert np.allclose(federation.clients[0].x, [[0, 0.2, 1]] * 4)
     assert federation.clients[1].x.tolist() == [[0, 51, 255]] * 5
     assert federation.inputs(federation.clients[2].x) is federation.clients[2].x
+    clients[0]["x"] = np.array([[0, 51, 255]] * 4, np.uint8)
+    with pytest.raises(fedslr.FedslrError, match=r"x: some arrays are 8-bit, .* and others are not"):
+        fedslr.Federation.from_arrays(clients)
 
 
 def test_8_bit_features_that_are_no_images():

@@ -132,7 +132,7 @@ class Figures(NamedTuple):
     sizes: metrics.Sizes
     seconds: Mapping[str, float]
     rank_full: Mapping[str, int]
-    """The largest rank that a layer can have, for those whose rank the method tells."""
+    """The largest rank that every layer can have."""
 
 
 def figures(simulation: Simulation) -> Figures:
@@ -144,14 +144,13 @@ def figures(simulation: Simulation) -> Figures:
         simulation.settings.seed,
         simulation.sizes(),
         simulation.seconds,
-        full_ranks(simulation.algorithm.ranks(simulation.server), simulation.start),
+        full_ranks(simulation.start),
     )
 
 
-def full_ranks(ranks: Mapping[str, int], start: Params) -> dict[str, int]:
-    """min(m, n) of the matrix π(x) of every layer that has a rank."""
-    known = {name: tuple(start[name].shape) for name in ranks if name in start and is_matrix(start[name])}
-    return {name: min(matrix_shape(shape)) for name, shape in known.items()}
+def full_ranks(start: Params) -> dict[str, int]:
+    """min(m, n) of the matrix π(x) of every layer that is one."""
+    return {name: min(matrix_shape(tuple(x.shape))) for name, x in start.items() if is_matrix(x)}
 
 
 def is_rerunnable(
@@ -179,7 +178,7 @@ def summarize(run: Figures, records: list[dict[str, Any]], rerunnable: bool) -> 
         "fairness": metrics.fairness(last),
         "parameters": run.sizes.summary(),
         "rank": last["rank"],
-        "rank_full": dict(run.rank_full),
+        "rank_full": {name: run.rank_full[name] for name in last["rank"] if name in run.rank_full},
         "bytes": {"down": sum(r["bytes_down"] for r in records), "up": sum(r["bytes_up"] for r in records)},
         "paper_gb": metrics.gigabytes(numbers),
         "seconds": {k: round(v, 6) for k, v in run.seconds.items()},

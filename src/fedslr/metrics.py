@@ -34,7 +34,9 @@ def _evaluations(records: Sequence[Mapping[str, Any]], model: str, clients: str)
     """The accuracies of every evaluation that had any: over all clients, or over those sampled in that round."""
     found = []
     for record in records:
-        each = record.get(f"accuracy_{model}_per_client") or []
+        each = record.get(f"accuracy_{model}_per_client")
+        if not each:
+            continue
         whose = record.get("evaluated") or range(len(each))
         sampled = set(record["clients"] if clients == "sampled" else whose)
         chosen = [value for client, value in zip(whose, each, strict=True) if client in sampled]

@@ -100,6 +100,9 @@ class Task:
         self.weight_decay = weight_decay
         self._slots = self._find_slots()
 
+    copies = False
+    """Whether a model is shown copies, since it works in place on what it is shown."""
+
     def _find_slots(self) -> list[tuple[dict[str, Any], str, str]]:
         """Where the model looks up each trainable parameter; a shared one is looked up in several places."""
         names = {p: name for name, p in self.model.named_parameters() if p.requires_grad}
@@ -122,7 +125,7 @@ class Task:
         try:
             for table, key, name in self._slots:
                 table[key] = params[name]
-            out: Tensor = self.model(x)
+            out: Tensor = self.model(x.clone() if self.copies else x)
             return out
         finally:
             for (table, key, _), p in zip(self._slots, own, strict=True):

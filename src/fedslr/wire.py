@@ -171,9 +171,11 @@ def _plan(path: Path, leaf: Any, count: int = 0) -> Plan:
 
 
 def as_factors(leaf: LowRank) -> bool:
-    """Whether a layer travels as factors: only where they are smaller than the matrix, r(m + n) < mn."""
-    width = leaf.u.element_size()
-    return leaf.numbers * width + ENTRY < prod(leaf.shape) * width
+    """Whether a layer travels as factors: only where they are fewer numbers than the matrix, r(m + n) < mn.
+
+    What counts as a model's size counts them so too, and must not depend on where a model has been.
+    """
+    return leaf.numbers < prod(leaf.shape)
 
 
 def _settle(leaf: Any) -> Any:

@@ -20,18 +20,31 @@ from fedslr import seeds
 from fedslr.data.augment import Moves, draw_moves, move
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization, inputs
+from fedslr.types import Batch
 
 RunStep = Callable[[Callable[[Any, Any], Any], Any, Any], Any]
 """A step of `scan`, its carry and its batch, to the next carry."""
 
 
-class Weighted(NamedTuple):
-    """A batch some of whose samples may only be there to fill it."""
+class Unbatchable(Exception):
+    """A method or a model whose clients cannot be trained together."""
 
-    x: Tensor
-    y: Tensor
+
+class Filled(NamedTuple):
+    """A batch some of whose samples are only there to fill it: for `task` alone, which knows how to leave them out."""
+
+    inputs: Tensor
+    labels: Tensor
     weight: Tensor
     """1/size for the batch's own samples, 0 for the others."""
+
+    @property
+    def x(self) -> Tensor:
+        raise Unbatchable("the method looks into batches itself, and clients hold different numbers of samples")
+
+    @property
+    def y(self) -> Tensor:
+        return self.x
 
 
 class Passes(NamedTuple):
@@ -200,13 +213,20 @@ class StepsOf:
         self.own = [_row(part, slot) for part in passes[:3]] if batches.device.type == "cpu" else None
 
     def __iter__(self) -> Iterator[Any]:
+        if self.shape.ragged:
+            raise Unbatchable(
+                "the method goes through batches without scan, and clients hold different numbers of them"
+            )
+        return self._items()
+
+    def _items(self) -> Iterator[Any]:
         return (self._item(step) for step in range(self.passes.active.shape[1]))
 
     def scan(self, step: Callable[[Any, Any], Any], carry: Any) -> Any:
         if self.recorded:
             # What all clients share becomes every client's own at once, so that the first step is like the others.
             carry = pytree.tree_map(lambda x: torch.where(self.slot >= 0, x, x), carry)
-        for number, item in enumerate(self):
+        for number, item in enumerate(self._items()):
             self.between_steps()
             new = step(carry, item) if self.run_step is None else self.run_step(step, carry, item)
             if self.shape.ragged:
@@ -226,16 +246,16 @@ class StepsOf:
         )
         return self.batch(step), self.batch(following)
 
-    def batch(self, step: Any) -> Weighted:
+    def batch(self, step: Any) -> Batch | Filled:
         """One batch; where all clients are alike, without what fills it."""
         if self.own is not None:
             x, y, weight = (part[step] if isinstance(step, int) else _row(part, step) for part in self.own)
         else:
             x, y, weight = (_cell(part, self.slot, step) for part in self.passes[:3])
         if self.shape.ragged:
-            return Weighted(x, y, weight)
+            return Filled(x, y, weight)
         size = self.shape.sizes[step % self.shape.steps]
-        return Weighted(x[:size], y[:size], weight[:size])
+        return Batch(x[:size], y[:size])
 
 
 class CohortData:

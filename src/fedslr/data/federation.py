@@ -112,6 +112,11 @@ class Federation:
         if not self.clients:
             raise FedslrError("clients: got none, expected at least one client with x, y, x_test and y_test")
         first = self.clients[0]
+        if self.crop_padding and first.x.ndim != 4:
+            raise FedslrError(
+                f"crop_padding: got {self.crop_padding}, but inputs of shape {list(first.x.shape[1:])}; only "
+                "images (channels, height, width) are cropped, expected 0"
+            )
         shape = first.x.shape[1:] if isinstance(first, ClientData) else ()
         # Clients that are made when they are asked for are looked at then.
         known = self.clients if isinstance(self.clients, list | tuple) else [first]
@@ -149,7 +154,11 @@ class Federation:
             return cls(made, 0, name)
         kinds = {x.dtype for c in made for x in (c.x, c.x_test)}
         eight_bit = kinds == {torch.uint8}
-        if not eight_bit and any(kind.is_floating_point or kind == torch.uint8 for kind in kinds):
+        if torch.uint8 in kinds and not eight_bit:
+            raise FedslrError(
+                "x: some arrays are 8-bit, which are used as numbers from 0 to 1, and others are not; expected one kind"
+            )
+        if any(kind.is_floating_point for kind in kinds):
             made = [replace(c, x=_as_float(c.x), x_test=_as_float(c.x_test)) for c in made]
         classes = num_classes if num_classes is not None else _count_classes(made)
         return cls(made, classes, name, normalization=UNIT if eight_bit else None)
@@ -202,9 +211,7 @@ def require_finite(where: str, x: Tensor) -> None:
 
 
 def _as_float(x: Tensor) -> Tensor:
-    """Whole numbers beside another client's floats; 8-bit ones are pixels."""
-    if x.dtype == torch.uint8:
-        return UNIT(x, torch.float32)
+    """Whole numbers beside another client's floats."""
     return x if x.is_floating_point() else x.float()
 
 

@@ -586,7 +586,7 @@ def finish(coordinator: Coordinator) -> dict[str, Any]:
         asked.recipe.settings.seed,
         coordinator.sizes(),
         coordinator.seconds,
-        api.full_ranks(coordinator.algorithm.ranks(coordinator.server), coordinator.start),
+        api.full_ranks(coordinator.start),
     )
     summary = api.summarize(run, records, rerunnable=False)
     coordinator.folder.write_summary(summary)

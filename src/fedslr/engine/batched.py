@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 
 from fedslr import tree
 from fedslr.data.batches import EVALUATION
-from fedslr.data.cohort import CohortBatches, CohortData, Shape, Shapes
+from fedslr.data.cohort import CohortBatches, CohortData, Filled, Shape, Shapes, Unbatchable
 from fedslr.data.normalization import inputs
 from fedslr.engine import contract
 from fedslr.engine.eager import CHUNK, Eager
-from fedslr.types import Batch, Loss, Params, Payload, Round, Task
+from fedslr.types import Loss, Params, Payload, Round, Task
 
 Work = Callable[[Task, Any, Payload, Any, Round], Any]
 """A client's part in a method: task, state, payload, data and round to what it makes of them."""
@@ -27,10 +27,6 @@ T = TypeVar("T")
 
 TOGETHER = 10
 """Clients whose models are evaluated at once."""
-
-
-class Unbatchable(Exception):
-    """A method or a model whose clients cannot be trained together."""
 
 
 class Together(NamedTuple):
@@ -70,18 +66,13 @@ class CohortTask(Task):
     """The learning problem of one client inside `torch.vmap`: gradients are functions of functions."""
 
     def loss(self, params: Params, batch: Any) -> Tensor:
-        return self.mean_loss(self.outputs(params, batch.x, train=True), batch)
-
-    def mean_loss(self, outputs: Tensor, batch: Any) -> Tensor:
         """The mean over a batch's own samples: that of the loss itself where nothing fills the batch."""
-        if isinstance(batch, Batch) or not self.filled:
-            return self.loss_function(outputs, batch.y)
-        each = torch.vmap(lambda out, y: self.loss_function(out[None], y[None]))(outputs, batch.y)
+        if not isinstance(batch, Filled):
+            return self.loss_function(self.outputs(params, batch.x, train=True), batch.y)
+        outputs = self.outputs(params, batch.inputs, train=True)
+        each = torch.vmap(lambda out, y: self.loss_function(out[None], y[None]))(outputs, batch.labels)
         mean: Tensor = (each * batch.weight).sum()
         return mean
-
-    filled = False
-    """Whether batches may hold samples that are only there to fill them."""
 
     def cohort_outputs(self, params: Params, x: Tensor) -> Tensor:
         """What stacked models say to a batch for each, outside `torch.vmap`."""
@@ -104,15 +95,27 @@ MOST = 256
 def is_mean(loss: Loss, like: Tensor) -> bool:
     """Whether the loss of a batch is the plain mean of its samples' losses: not with weights by class, say."""
     classes = like.shape[1]
-    labels = torch.arange(classes)[:: -(-classes // MOST)]
-    drawn = torch.randn(len(labels), classes, generator=torch.Generator().manual_seed(0))
-    scores, labels = drawn.to(like.device, like.dtype), labels.to(like.device)
+    rng = torch.Generator().manual_seed(0)
+    every = torch.arange(classes)[:: -(-classes // MOST)]
+    # All labels, few of them again and again, and one alone; scores that say nothing, something, and are quite sure.
+    for labels in (every, every[torch.randint(min(3, len(every)), (7,), generator=rng)], every[-1:].expand(5)):
+        for size in (0.1, 1.0, 10.0):
+            drawn = size * torch.randn(len(labels), classes, generator=rng, dtype=torch.float64)
+            # Some of them right.
+            drawn[::2] += size * torch.nn.functional.one_hot(labels[::2], classes) * 4
+            if not _is_mean_of(loss, drawn.to(like.device, like.dtype), labels.to(like.device)):
+                return False
+    return True
+
+
+def _is_mean_of(loss: Loss, scores: Tensor, labels: Tensor) -> bool:
     try:
         whole = loss(scores, labels)
         each = torch.stack([loss(scores[i : i + 1], labels[i : i + 1]) for i in range(len(labels))])
     except Exception:  # one that cannot be given any label is for engines that take it as it is
         return False
-    return bool(torch.allclose(whole, each.mean(), rtol=1e-4))
+    close = 1e-10 if scores.dtype == torch.float64 else 1e-5
+    return bool(torch.allclose(whole, each.mean(), rtol=close, atol=close))
 
 
 def changing(round: Round, device: torch.device) -> dict[str, Any]:
@@ -128,7 +131,10 @@ def changing(round: Round, device: torch.device) -> dict[str, Any]:
 
 def stack(trees: Sequence[Any]) -> Any:
     """Trees of one shape as one tree whose tensors have a leading axis."""
-    shapes = [[getattr(x, "shape", None) for x in pytree.tree_leaves(one)] for one in trees]
+    leaves = [pytree.tree_leaves(one) for one in trees]
+    if any(not isinstance(x, Tensor) for one in leaves for x in one):
+        raise Unbatchable("what they hold is not all tensors")
+    shapes = [[x.shape for x in one] for one in leaves]
     if any(shape != shapes[0] for shape in shapes):
         raise Unbatchable("what they hold differs in shape")
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
@@ -162,14 +168,14 @@ class Batched(Eager):
         self.device = self.clients[0].y.device
         self.shapes = Shapes(examples or [len(c.y) for c in self.clients], self.batch_size)
         self.together = self.task_kind(self.task.model, self.task.loss_function, self.task.weight_decay)
-        self.together.tf32 = self.task.tf32
+        self.together.tf32, self.together.copies = self.task.tf32, self.task.copies
         self._batches: dict[tuple[int, Shape, bool], CohortBatches] = {}
         self._fits = not self.shapes.any.ragged or is_mean(self.task.loss_function, self._scores())
         """Whether the loss can leave out samples that only fill a batch."""
 
     def _scores(self) -> Tensor:
         """What the model says to a sample."""
-        shown = inputs(self.clients[0].x[:1], self.normalization, self.dtype)
+        shown = inputs(self.clients[0].x[:1].clone(), self.normalization, self.dtype)
         with torch.no_grad():
             return self.task.outputs(self.task.params(), shown)
 
@@ -214,7 +220,6 @@ class Batched(Eager):
         def one(slot: Tensor, state: Any, payload: Payload) -> Any:
             return work(self.together, state, payload, CohortData(batches, slot), round)
 
-        self.together.filled = batches.shape.ragged
         slots = torch.arange(len(batches.cohort), device=self.device)
         with torch.no_grad():
             return torch.vmap(one, in_dims=(0, 0, None if shared else 0))(slots, states, payload)
@@ -238,7 +243,6 @@ class Batched(Eager):
         def one(slot: Tensor, state: Any) -> Params:
             return self.algorithm.personal_model(self.together, state, payload, CohortData(batches, slot))
 
-        self.together.filled = batches.shape.ragged
         with batchable(), torch.no_grad():
             slots = torch.arange(len(cohort), device=self.device)
             return self._right(torch.vmap(one)(slots, stack(states)), cohort)

@@ -8,7 +8,7 @@ system's temporary one, and found there by the next run.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
@@ -26,6 +26,8 @@ from fedslr.errors import FedslrError
 from fedslr.types import Payload, Round
 
 Step = Callable[[Any, Any], Any]
+MOST = 16
+"""Times that the code of one step is compiled: for every shape of a batch, and for other things it carries."""
 
 
 class _Made(NamedTuple):
@@ -33,6 +35,8 @@ class _Made(NamedTuple):
 
     run: Callable[[list[Tensor]], list[Tensor]]
     shape: Any
+    kept: tuple[Any, ...]
+    """What it was compiled with, which is known by its identity: nothing else may come to have that."""
 
 
 class _Asked(NamedTuple):
@@ -50,17 +54,24 @@ class Steps:
     def __init__(self) -> None:
         self._made: dict[Any, _Made] = {}
         self._shape: Any = None
+        self._met: Counter[Any] = Counter()
+        """How often a step's code was compiled."""
 
     def __call__(self, step: Step, carry: Any, item: Any) -> Any:
-        """Run a step inside `torch.vmap`; what it closes over is read anew every time."""
-        captured = [cell.cell_contents for cell in getattr(step, "__closure__", None) or ()]
+        """Run a step inside `torch.vmap`; what it closes over is read anew every time.
+
+        A step that is no plain function, or that is another one again and again, is run as it is.
+        """
+        if not isinstance(step, FunctionType) or self._met[step.__code__] >= MOST:
+            return step(carry, item)
+        captured = _captured(step)
         leaves, shape = pytree.tree_flatten((carry, item, captured))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         fixed = tuple(None if isinstance(x, Tensor) else x for x in leaves)
         flat = self._together(step, _Asked(step.__code__, shape, fixed), tensors)
         return pytree.tree_unflatten(flat, self._shape)
 
-    def _together(self, step: Step, asked: _Asked, tensors: list[Tensor]) -> list[Tensor]:
+    def _together(self, step: FunctionType, asked: _Asked, tensors: list[Tensor]) -> list[Tensor]:
         """A step inside `torch.vmap`, as one step of all clients outside of it.
 
         This is what the vmap rule of an `autograd.Function` is for, at a fraction of its overhead.
@@ -72,10 +83,11 @@ class Steps:
             made = self.run(step, asked, at, [(x if d is None else x.movedim(d, 0)).contiguous() for x, d in found])
         return [functorch._add_batch_dim(x, 0, vmap.level()) for x in made]
 
-    def run(self, step: Step, asked: _Asked, at: tuple[int | None, ...], tensors: list[Tensor]) -> list[Tensor]:
+    def run(self, step: FunctionType, asked: _Asked, at: tuple[int | None, ...], tensors: list[Tensor]) -> list[Tensor]:
         """A step of all clients; compiled when it is first met."""
         key = (asked.code, str(asked.shape), _values(asked.fixed), at, *((x.shape, x.dtype) for x in tensors))
         if key not in self._made:
+            self._met[asked.code] += 1
             self._made[key] = _compile(step, asked, at, tensors)
         made = self._made[key]
         self._shape = made.shape
@@ -87,7 +99,7 @@ def _values(fixed: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(x if x is None or isinstance(x, bool | int | float | str) else id(x) for x in fixed)
 
 
-def _compile(step: Step, asked: _Asked, at: tuple[int | None, ...], tensors: list[Tensor]) -> _Made:
+def _compile(step: FunctionType, asked: _Asked, at: tuple[int | None, ...], tensors: list[Tensor]) -> _Made:
     """A step of all clients as compiled code; as it is, where it reads tensors that cannot be given to it."""
     shapes: list[Any] = []
 
@@ -95,7 +107,7 @@ def _compile(step: Step, asked: _Asked, at: tuple[int | None, ...], tensors: lis
         given = iter(tensors)
         leaves = [next(given) if isinstance(x, _Hole) else x for x in _holes(asked)]
         carry, item, captured = pytree.tree_unflatten(leaves, asked.shape)
-        flat, shape = pytree.tree_flatten(_with_cells(step, captured)(carry, item))
+        flat, shape = pytree.tree_flatten(_with(step, captured)(carry, item))
         shapes.append(shape)
         return tuple(flat)
 
@@ -105,8 +117,8 @@ def _compile(step: Step, asked: _Asked, at: tuple[int | None, ...], tensors: lis
 
     traced = make_fx(everyone)(tensors)
     if any(node.op == "get_attr" for node in traced.graph.nodes):
-        return _Made(everyone, shapes[0])
-    return _Made(torch.compile(traced, dynamic=False), shapes[0])
+        return _Made(everyone, shapes[0], asked.fixed)
+    return _Made(torch.compile(traced, dynamic=False), shapes[0], asked.fixed)
 
 
 class _Hole:
@@ -118,12 +130,19 @@ def _holes(asked: _Asked) -> list[Any]:
     return [_Hole() if x is None else x for x in asked.fixed]
 
 
-def _with_cells(step: Step, captured: list[Any]) -> Step:
-    """The same function, closing over other things."""
-    if not isinstance(step, FunctionType) or not captured:
-        return step
-    cells = tuple(CellType(value) for value in captured)
-    return FunctionType(step.__code__, step.__globals__, step.__name__, step.__defaults__, cells)
+def _captured(step: FunctionType) -> list[Any]:
+    """What a function carries with it: what it closes over, and its defaults."""
+    cells = [cell.cell_contents for cell in step.__closure__ or ()]
+    return [cells, list(step.__defaults__ or ()), dict(step.__kwdefaults__ or {})]
+
+
+def _with(step: FunctionType, captured: list[Any]) -> Step:
+    """The same function, carrying other things."""
+    cells, defaults, named = captured
+    closed = tuple(CellType(value) for value in cells)
+    made = FunctionType(step.__code__, step.__globals__, step.__name__, tuple(defaults) or None, closed or None)
+    made.__kwdefaults__ = named or None
+    return made
 
 
 def require_compiler() -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedslr import tree
+from fedslr.data.cohort import Filled
 from fedslr.data.normalization import inputs
 from fedslr.engine import contract
 from fedslr.engine.batched import Batched, CohortTask, T, Together, changing
@@ -74,9 +75,10 @@ class StackedTask(CohortTask):
             return super().loss_grad(params, batch, frozen)
         whole = {**params, **(frozen or {})}
         names = tuple(whole)
-        made = _CohortGrad.apply(
-            self, names, len(params), self.filled, batch.x, batch.y, batch.weight, *(whole[k] for k in names)
-        )
+        filled = isinstance(batch, Filled)
+        # Where nothing fills a batch its samples have no weights, and something must stand in their place.
+        x, y, weight = batch if filled else (batch.x, batch.y, batch.y)
+        made = _CohortGrad.apply(self, names, len(params), filled, x, y, weight, *(whole[k] for k in names))
         return dict(zip(params, made, strict=True))
 
     def grad(self, params: Params, batch: Any, frozen: Params | None = None) -> Params:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedslr import seeds
+from fedslr import naming, seeds
 from fedslr.data.batches import EVALUATION, ShuffledData
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization, inputs
@@ -57,17 +57,20 @@ class Eager:
 
     def local_update(self, client: int, state: Any, payload: Payload, round: Round) -> tuple[Any, Payload]:
         """One client's work of a round."""
-        with self._seeded(client, round.number):
+        with self.seeded(client, round.number):
             update = contract.checked_update(self.algorithm.local_update, type(state))
             data = self._data(client, round.number)
             return update(self.task, contract.own(state), contract.own(payload), data, round)
 
     def personal_model(self, client: int, state: Any, payload: Payload) -> Params:
-        with self._seeded(client, EVALUATION):
+        with self.seeded(client, EVALUATION):
+            if not naming.is_in_table(type(self.algorithm)):
+                # A person's own may change in place what it is given.
+                state, payload = contract.own(state), contract.own(payload)
             return self.algorithm.personal_model(self.task, state, payload, self._data(client, EVALUATION))
 
     @contextmanager
-    def _seeded(self, client: int, round: int) -> Iterator[None]:
+    def seeded(self, client: int, round: int) -> Iterator[None]:
         """Dropout and its like draw from the round and the client, so a resumed run repeats them."""
         device = self.clients[client].y.device
         on_gpu = device.type == "cuda"

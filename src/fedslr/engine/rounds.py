@@ -22,9 +22,10 @@ from torch.nn.functional import cross_entropy
 from fedslr import models, theory, tree, wire
 from fedslr.checkpoint import Checkpoints, Generation
 from fedslr.config import Settings
+from fedslr.data.cohort import Unbatchable
 from fedslr.data.federation import Federation, placed
 from fedslr.engine import cohort, contract
-from fedslr.engine.batched import TOGETHER, Batched, Unbatchable
+from fedslr.engine.batched import TOGETHER, Batched
 from fedslr.engine.choice import choose
 from fedslr.engine.distributed import Group
 from fedslr.engine.post import Encoded, Measured
@@ -82,6 +83,7 @@ class Simulation:
         for warning in models.check(module, federation, loss):
             warn(warning)
         self.task = Task(module, loss, settings.weight_decay)
+        self.task.copies = models.works_in_place(module, federation)
         clients = placed(federation, device, dtype)
         self.engine = choose(
             settings, algorithm, self.task, clients, self.examples, federation.crop_padding, federation.normalization
@@ -138,7 +140,7 @@ class Simulation:
         if s.is_evaluated(self.done):
             with self._timed("evaluate"):
                 record.add_evaluation(self.evaluate(), self.evaluated if s.evaluate_clients else None)
-                record.add_sizes(self.sizes(stored=True))
+                record.add_sizes(self.sizes())
                 if self.diagnosed is not None:
                     record.diagnostics = self._diagnose(self.diagnosed, round)
         record.seconds_by = {p: round_to_us(self.seconds[p] - before[p]) for p in PHASES[:3]}
@@ -211,8 +213,13 @@ class Simulation:
             record.count_up(size)
         return made.mean(weights) if self._ahead is None else {}
 
-    def _weights(self, sampled: list[int]) -> Sequence[float]:
-        return contract.checked_weights([self.algorithm.weight(self.examples[c]) for c in sampled])
+    def _weights(self, mine: list[int]) -> Sequence[float]:
+        """How much the clients of this process count, of a cohort in which somebody does."""
+        every = {c: self.algorithm.weight(self.examples[c]) for c in self._cohort(self.done)}
+        contract.checked_weights(list(every.values()))
+        own = [every[c] for c in mine]
+        # Where none here counts, whatever their mean is counts nothing among those of other processes.
+        return own if any(own) else [1.0] * len(own)
 
     def _expect_next(self, engine: Batched) -> None:
         """Let an engine that looks ahead prepare the next round."""
@@ -321,28 +328,23 @@ class Simulation:
 
         return Evaluation(None if ours is None else shares(ours), shares(personal))
 
-    def sizes(self, stored: bool = False) -> Sizes:
-        """Numbers that models need; if `stored`, as the disk gives them back, so that a resumed run says the same."""
-        form = wire.compact if stored else dict
+    def sizes(self) -> Sizes:
+        """Numbers that models need, as the disk gives them back, so that a resumed run says the same."""
         dense = sum(x.numel() for x in self.start.values())
         mine = self.group.mine(self.evaluated)
-        sent = form(self.broadcast)
+        sent = wire.compact(self.broadcast)
         personal = [
             size
             for group in _groups(mine)
-            for size in parameters_of([form(self.algorithm.deployed(self.state(c), sent)) for c in group])
+            for size in parameters_of([wire.compact(self.algorithm.deployed(self.state(c), sent)) for c in group])
         ]
         return Sizes(dense, parameters(self.algorithm.shared(sent)), self.group.each(self.evaluated, personal))
 
     def _diagnose(self, algorithm: theory.Supported, round: Round) -> dict[str, float]:
-        found = theory.diagnose(
-            algorithm,
-            self.server,
-            [self.state(c) for c in range(self.num_clients)],
-            [self.local_model(c) for c in range(self.num_clients)],
-            [theory.Objective(self.task, c.x, c.y, self.federation.normalization) for c in self.engine.clients],
-            round.lr,
-        )
+        objectives = [theory.Objective(self.task, c.x, c.y, self.federation.normalization) for c in self.engine.clients]
+        states, local = zip(*((self.state(c), self.local_model(c)) for c in range(self.num_clients)), strict=True)
+        with self.engine.seeded(0, round.number), torch.enable_grad():
+            found = theory.diagnose(algorithm, self.server, states, local, objectives, round.lr)
         bound = found["eta_g_bound"]
         if algorithm.eta_g > bound and not self._step_warned:
             self._step_warned = True
@@ -416,8 +418,14 @@ class Simulation:
         if self.checkpoints is None or self.folder is None or self._saved == self.done:
             return
         with self._timed("checkpoint"):
-            notes = {"metrics": self.folder.sync(), "seconds": self.seconds, "data": self.fingerprint}
-            notes |= {"model": self.model_fingerprint, "functions": self._functions()}
+            notes = {
+                "metrics": self.folder.sync(),
+                "seconds": self.seconds,
+                "data": self.fingerprint,
+                "crop_padding": self.federation.crop_padding,
+                "model": self.model_fingerprint,
+                "functions": self._functions(),
+            }
             server = {"server": plain(self.server), "start": self.start}
             self.checkpoints.save(self.done, server, self.store, notes)
             self._saved, self._saved_at = self.done, monotonic()
@@ -499,7 +507,8 @@ class Simulation:
                 self.warn(f"resume: {name} is {now}, but the run began with {before[name]}")
 
     def _check_resumable(self, generation: Generation, kept: dict[str, Any]) -> None:
-        if generation.notes["data"] != self.fingerprint:
+        cropped = generation.notes.get("crop_padding", self.federation.crop_padding)
+        if generation.notes["data"] != self.fingerprint or cropped != self.federation.crop_padding:
             raise CheckpointError("the data are not the ones this run began with; expected the same")
         before = {k: (tuple(x.shape), x.dtype) for k, x in kept["start"].items()}
         same = before == {k: (tuple(x.shape), x.dtype) for k, x in self.start.items()}

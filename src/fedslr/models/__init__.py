@@ -16,7 +16,7 @@ from fedslr.models.cnn import CNN
 from fedslr.models.mlp import MLP
 from fedslr.models.resnet import ResNet18
 from fedslr.models.vit import ViT
-from fedslr.types import Loss
+from fedslr.types import Loss, Task
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "cnn": CNN,
@@ -26,6 +26,8 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 }
 
 
+SEEN = 50
+"""Clients that are looked at for samples to try a model with, at most."""
 CLOSE = 1e-4
 """How far, relative to the largest, answers to a sample may be apart that should be the same."""
 
@@ -85,8 +87,20 @@ def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:
         raise FedslrError(
             f"model: it answers {len(x)} inputs with {found}, expected [{len(x)}, {classes}] (one score per class)"
         )
+    told = _try_to_train(copy.deepcopy(model).train(), loss, x, y)
     _check_samples_are_apart(model, federation)
-    return _try_to_train(copy.deepcopy(model).train(), loss, x, y)
+    return told
+
+
+def works_in_place(model: nn.Module, federation: Federation) -> bool:
+    """Whether a model changes what it is shown, as a first layer with inplace=True does."""
+    x = federation.inputs(federation.clients[0].x[:2].clone())
+    first = next(model.parameters())
+    x = x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
+    shown = x.clone()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        copy.deepcopy(model).train()(shown)
+    return not torch.equal(x, shown)
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -113,22 +127,28 @@ def _check_samples_are_apart(model: nn.Module, federation: Federation) -> None:
     Batches are of any size, and engines cut and fill them as they like.
     """
     first = next(model.parameters())
-    held = next((client.x[:3] for client in islice(federation.clients, 3) if len(client.x) >= 3), None)
-    if held is None:
+    held: list[torch.Tensor] = []
+    for client in islice(federation.clients, SEEN):
+        held += [x for x in client.x[:3] if not held or x.shape == held[0].shape]
+        if len(held) >= 3:
+            break
+    if len(held) < 3:
         return
-    x = federation.inputs(held).cpu()
+    x = federation.inputs(torch.stack(held[:3])).cpu()
     x = x.to(first.dtype) if x.is_floating_point() else x
     for training in (False, True):
         # A GPU may round batches of other sizes otherwise, to ten bits.
         tried = copy.deepcopy(model).cpu().train(training)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            before = torch.get_rng_state()
             try:
-                all_of_them, again, some = tried(x.clone()), tried(x.clone()), tried(x[:2].clone())
+                all_of_them, some = tried(x.clone()), tried(x[:2].clone())
             except Exception:  # a model that cannot be run says so elsewhere, and better
                 continue
+            draws = not torch.equal(before, torch.get_rng_state())
         scale = float(all_of_them.abs().max())
-        same = torch.equal(all_of_them, again)  # but for models that draw numbers, whose samples nobody can compare
-        if same and not torch.allclose(all_of_them[:2], some, rtol=0, atol=CLOSE * scale):
+        # Of models that draw numbers nobody can compare the answers.
+        if not draws and not torch.allclose(all_of_them[:2], some, rtol=0, atol=CLOSE * scale):
             raise FedslrError(
                 "model: its answer to a sample depends on the other samples of the batch, as batch norm's does; use "
                 "GroupNorm, or whatever looks at one sample at a time"
@@ -138,13 +158,14 @@ def _check_samples_are_apart(model: nn.Module, federation: Federation) -> None:
 def _try_to_train(model: nn.Module, loss: Loss, x: torch.Tensor, y: torch.Tensor) -> list[str]:
     """One step on a copy: the loss is one number, gradients are there, and buffers stay as they are."""
     buffers = {name: b.clone() for name, b in model.named_buffers()}
-    names, free = zip(*((k, p) for k, p in model.named_parameters() if p.requires_grad), strict=True)
+    task = Task(model, loss, 0.0)
+    free = {k: p.requires_grad_() for k, p in task.params().items()}
     try:
-        with torch.random.fork_rng(devices=[]):
-            value = loss(model(x), y)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            value = loss(task.outputs(free, x.clone(), train=True), y)
         if value.ndim != 0:
             raise FedslrError(f"loss: it gives {list(value.shape)} numbers, expected one, the mean over the batch")
-        grads = torch.autograd.grad(value, free, allow_unused=True)
+        grads = torch.autograd.grad(value, list(free.values()), allow_unused=True)
     except FedslrError:
         raise
     except Exception as error:
@@ -154,7 +175,11 @@ def _try_to_train(model: nn.Module, loss: Loss, x: torch.Tensor, y: torch.Tensor
             raise FedslrError(f"model: its buffer '{name}' changes in training, and clients cannot share it")
     if any(g is not None and g.layout != torch.strided for g in grads):
         raise FedslrError("model: it has sparse gradients, which cannot be averaged; use dense ones (sparse=False)")
-    idle = [name for name, g in zip(names, grads, strict=True) if g is None]
+    if all(g is None for g in grads):
+        raise FedslrError(
+            "model: none of its parameters has a gradient; are they used from somewhere else, a list say?"
+        )
+    idle = [name for name, g in zip(free, grads, strict=True) if g is None]
     return [f"model: {', '.join(idle)} got no gradient and will only decay"] if idle else []
 
 
