@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import random
 import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,9 @@ from deployed import FORK, SIZES, STEPS, Clock, Federation, Forked, kill_after, 
 from fedslr import tree, wire
 from fedslr.config import Settings
 from fedslr.deploy import node as node_module
+from fedslr.deploy import node_store
 from fedslr.deploy import server as server_module
-from fedslr.deploy.messages import LOST, TRAIN, Order, digest
+from fedslr.deploy.messages import DONE, LOST, REFUSED, TRAIN, Order, digest
 from fedslr.deploy.node import Node
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError
@@ -636,6 +640,65 @@ def test_an_order_of_an_older_round_is_not_worked_on(tmp_path):
     before = node.store.read()
     assert node.handle(old).status == LOST
     assert node.store.read() == before
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind"),
+    [
+        ("no permission", "enrol"),
+        ("no permission", TRAIN),
+        ("another version", "enrol"),
+        ("another version", TRAIN),
+        ("a full disk", "enrol"),
+    ],
+)
+def test_a_store_that_only_cannot_be_had_is_left_as_it_is(trouble, kind, tmp_path, monkeypatch):
+    """What a node has learned for itself is nowhere else."""
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["clients_per_round=5", "rounds=2"]))
+    federation.run()
+    identity, order = [(who, order) for who, order in federation.post.sent if order.kind == kind][-1]
+    node = federation.post.nodes_by_identity[identity]
+    if trouble == "another version":
+        page = {**json.loads((node.store.folder / "page.json").read_text()), "format": 2}
+        del page["digest"]
+        (node.store.folder / "page.json").write_text(json.dumps({**page, "digest": node_store._digest(page)}))
+    before = everything_in(node.store.folder)
+
+    def refuse(number: int) -> Any:
+        def call(path: Path, *args: Any, **options: Any) -> Any:
+            raise OSError(number, os.strerror(number), str(path))
+
+        return call
+
+    with monkeypatch.context() as patch:
+        if trouble == "no permission":
+            read = Path.read_bytes
+            wrong = refuse(errno.EACCES)
+            patch.setattr(Path, "read_bytes", lambda p: wrong(p) if p.parent == node.store.folder else read(p))
+        if trouble == "a full disk":
+            order = replace(order, client=node.client)
+            patch.setattr(os, "fsync", lambda number: refuse(errno.ENOSPC)(node.store.folder))
+        report = node.handle(order)
+    assert report.status == REFUSED
+    left = everything_in(node.store.folder)
+    assert {name: left.get(name) for name in before} == before
+
+
+def test_a_damaged_page_is_kept(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["clients_per_round=5", "rounds=2"]))
+    federation.run()
+    identity, order = next((who, order) for who, order in federation.post.sent if order.kind == "enrol")
+    node = federation.post.nodes_by_identity[identity]
+    (node.store.folder / "page.json").write_text("{")
+    before = everything_in(node.store.folder)
+    assert node.handle(order).status == DONE
+    kept = everything_in(node.store.folder / "damaged-1")
+    assert kept == {name: data for name, data in before.items() if name in kept}
+    assert any(name.startswith("state-") for name in kept)
 
 
 def test_a_round_needs_half_its_cohort_unless_told_otherwise():

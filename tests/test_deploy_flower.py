@@ -216,6 +216,35 @@ def test_certificates_name_the_host(host, tmp_path):
 # --- the command line -----------------------------------------------------------------------------------------------
 
 
+def test_status_says_whether_a_server_is_at_work(tmp_path, command):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
+    server = federation.server(federation.asked)
+    next(server.rounds())
+    (tmp_path / "run" / "failure.txt").write_text("another start failed")
+    out = command("federation", "status", tmp_path / "run")[1]
+    assert "a server is at work on it" in out
+    assert "stopped" not in out
+    server.folder.close()
+    assert "stopped: another start failed" in command("federation", "status", tmp_path / "run")[1]
+    (tmp_path / "run" / "failure.txt").unlink()
+    out = command("federation", "status", tmp_path / "run")[1]
+    assert f"no server is at work on it; go on with: fedslr federation resume {tmp_path / 'run'}" in out
+
+
+def test_a_start_that_failed_early_says_why(tmp_path, command):
+    (tmp_path / "failure.txt").write_text("no module 'mine'")
+    for name in ("status", "resume"):
+        code, _, err = command("federation", name, tmp_path)
+        says = (
+            f"error: {tmp_path}: holds no federation (ledger.sqlite is missing); its start failed: no module 'mine'\n"
+        )
+        assert (code, err) == (2, says)
+    (tmp_path / "ledger.sqlite").touch()
+    code, _, err = command("federation", "status", tmp_path)
+    assert code == 2
+    assert "(ledger.sqlite is empty)" in err
+
+
 def test_status_remove_release_and_predict(tmp_path, command):
     federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
     federation.run()
@@ -250,6 +279,7 @@ def test_status_remove_release_and_predict(tmp_path, command):
     inputs = tmp_path / "wrong.npy"
     for wrong, says in (
         (np.full((2, 6), np.nan), f"{inputs}: x has numbers that are not finite"),
+        (np.zeros((0, 6)), f"{inputs}: x is empty, shape [0, 6]"),
         (np.full((2, 6), 1e39), f"{inputs}: x has numbers that are not finite"),
         (np.full((2, 6), "a"), f"{inputs}: x is no array of numbers"),
         (np.zeros((2, 6), np.int64), "x: the model does not take inputs of type int64: "),

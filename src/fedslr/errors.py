@@ -27,6 +27,10 @@ class CheckpointError(FedslrError):
     """A checkpoint that cannot be written or read."""
 
 
+class StorageError(CheckpointError):
+    """A file that the system does not give or take, for want of room or of permission: nothing is wrong with it."""
+
+
 class Interrupted(FedslrError):
     """A run that was asked to stop and did, after saving its last finished round."""
 

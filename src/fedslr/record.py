@@ -91,6 +91,19 @@ def lock(folder: Path, shared: bool = False, wait: bool = False) -> IO[str]:
     return handle
 
 
+def is_taken(folder: Path) -> bool:
+    """Whether a process works in a folder."""
+    try:
+        with (folder / ".lock").open("a", encoding="utf-8") as handle:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     with lock(folder):

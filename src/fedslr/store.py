@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedslr import wire
-from fedslr.errors import CheckpointError
+from fedslr.errors import CheckpointError, StorageError
 from fedslr.machine import cores
 from fedslr.matrix import LowRank
 from fedslr.tree import Tree, leaves
@@ -72,7 +72,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         room = f"; {MAKE_ROOM}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}{room}") from error
+        raise StorageError(f"cannot write {path}: {error.strerror or error}{room}") from error
 
 
 def write_whole(path: Path, *pieces: wire.Bytes) -> None:
@@ -106,8 +106,10 @@ def read_verified(folder: Path, entry: Entry) -> bytes:
     path = folder / entry.file
     try:
         data = path.read_bytes()
-    except OSError as error:
+    except FileNotFoundError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise CheckpointError(f"{path} was changed or only half written: its SHA-256 does not match")
     return data

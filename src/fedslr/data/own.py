@@ -140,7 +140,11 @@ def one_client(path: Path, num_classes: int) -> Federation:
     if len(files) != 1:
         raise FedslrError(f"data: {path} has {len(files)} .npz files, expected one with {', '.join(PARTS)}")
     arrays = _require(files[0], read_npz(files[0]), PARTS)
-    return _named(Federation.from_arrays([arrays], num_classes), path)
+    try:
+        return _named(Federation.from_arrays([arrays], num_classes), path)
+    except FedslrError as error:
+        # It is number 0 here, and may be any in its federation.
+        raise FedslrError(str(error).replace("client 0:", f"{files[0]}:")) from None
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:

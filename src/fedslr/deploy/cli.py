@@ -13,6 +13,7 @@ from fedslr.deploy import options, predict
 from fedslr.deploy.ledger import FILE, Ledger
 from fedslr.deploy.server import FAILURE
 from fedslr.errors import FedslrError
+from fedslr.record import is_taken
 from fedslr.report import percent
 
 app = typer.Typer(
@@ -87,6 +88,7 @@ def start(
 @app.command()
 def resume(out: Run, superlink: Connection = "fedslr") -> None:
     """Go on with a federation from its last finished round, whatever stopped it."""
+    _ledger(out).close()
     _submit("", out, superlink)
 
 
@@ -121,8 +123,12 @@ def status(out: Run) -> None:
         who = "waits for a node" if member.identity is None else f"node {member.identity[:16]}"
         leaving = ", leaving" if member.leaving else ""
         typer.echo(f"client {member.number}: {who}, {member.examples} samples, {last}{leaving}")
-    if (out / FAILURE).exists():
+    if is_taken(out):
+        typer.echo("a server is at work on it")
+    elif (out / FAILURE).exists():
         typer.echo("stopped: " + (out / FAILURE).read_text("utf-8").strip())
+    elif ledger.fact("done") < asked.recipe.settings.rounds:
+        typer.echo(f"no server is at work on it; go on with: fedslr federation resume {out}")
 
 
 @app.command()
@@ -140,9 +146,13 @@ def release(out: Run, client: Client) -> None:
 
 
 def _ledger(out: Path) -> Ledger:
-    if not (out / FILE).exists():
-        raise FedslrError(f"{out}: holds no federation ({FILE} is missing)")
-    return Ledger(out)
+    there = (out / FILE).exists()
+    ledger = Ledger(out) if there else None
+    if ledger is None or not ledger.exists:
+        failure = out / FAILURE
+        why = f"; its start failed: {failure.read_text('utf-8').strip()}" if failure.exists() else ""
+        raise FedslrError(f"{out}: holds no federation ({FILE} is {'empty' if there else 'missing'}){why}")
+    return ledger
 
 
 def predict_command(

@@ -8,7 +8,7 @@ there new work. An upload is on the disk before anybody sees it, and one that wa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from fedslr.deploy.messages import (
 )
 from fedslr.deploy.node_store import NodeStore, Page, Pending
 from fedslr.engine.eager import Eager
-from fedslr.errors import CheckpointError, FedslrError, WireError
+from fedslr.errors import CheckpointError, FedslrError, StorageError, WireError
 from fedslr.metrics import parameters
 from fedslr.record import lock
 from fedslr.store import plain, restore
@@ -85,6 +85,9 @@ class Node:
                 self.say(f"the server refused the last message: {order.note}")
             try:
                 return self._do(order)
+            except StorageError as error:
+                self.say(f"round {order.round + 1}: {error}")
+                return self._report(order, status=REFUSED, reason=str(error)[:LONGEST])
             except (_Lost, CheckpointError) as lost:
                 self.say(f"round {order.round + 1}: {lost}; asking the server to enrol this node again")
                 return self._report(order, status=LOST, reason=str(lost)[:LONGEST])
@@ -121,8 +124,12 @@ class Node:
         asked = options.from_text(order.recipe)
         examples = self._check(asked, wire.decode(order.start))
         page = None
-        with suppress(CheckpointError):
+        try:
             page = self.store.read()
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            self.say(f"{error}; what is there is kept in {self.store.set_aside()}")
         if page is not None and page.run != order.run:
             raise FedslrError(f"{self.store.folder} belongs to another run ({page.run}); give this one its own folder")
         if page is None or order.client == self.client:
@@ -150,8 +157,7 @@ class Node:
         mirrored = algorithm.ledger + algorithm.addressing
         account = _decode(order.account) or _fields(state, mirrored)
         if page is not None:
-            with suppress(CheckpointError):
-                state = restore(type(state), self.store.tree(page.state))
+            state = self._kept(page, state)
         if mirrored:
             state = state._replace(**account)
         head = order.head if order.client == self.client else first_head(order.run, self.client)
@@ -166,6 +172,17 @@ class Node:
             serial=page.serial if page else 0,
         )
         self.store.turn(new)
+
+    def _kept(self, page: Page, fresh: Any) -> Any:
+        """The state on the disk; a damaged one is put aside, and a fresh one takes its place."""
+        try:
+            return restore(type(fresh), self.store.tree(page.state))
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            if (self.store.folder / page.state.file).exists():
+                self.say(f"{error}; it is kept in {self.store.set_aside([page.state.file])}")
+            return fresh
 
     # --- what became of the last upload ------------------------------------------------------------------------------
 
@@ -264,6 +281,7 @@ class _Work:
         self.start = wire.to_device(self.store.tree(page.start), self.settings.torch_device())
         self.kind = type(self.algorithm.init_client(self.start))
         federation = node.data(asked.options.classes)
+        task.copies = models.works_in_place(task.model, federation)
         self.held = _held(federation, asked)
         placed = self.held.to(self.settings.torch_device(), self.settings.torch_dtype())
         self.engine = Eager(

@@ -18,12 +18,22 @@ import contextlib
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedslr.errors import CheckpointError
-from fedslr.store import Entry, read_tree, read_verified, sync_folder, write_durably, write_tree, write_whole
+from fedslr.errors import CheckpointError, FedslrError, StorageError
+from fedslr.store import (
+    Entry,
+    disk_errors,
+    read_tree,
+    read_verified,
+    sync_folder,
+    write_durably,
+    write_tree,
+    write_whole,
+)
 from fedslr.tree import Tree
 
 FORMAT = 1
@@ -75,16 +85,27 @@ class NodeStore:
         self.folder = folder
 
     def read(self) -> Page | None:
-        """The page, if there is one; a CheckpointError if it is damaged."""
+        """The page, if there is one; a CheckpointError if it is damaged, a StorageError if it cannot be had."""
         path = self.folder / PAGE
         try:
-            fields = json.loads(path.read_bytes())
-            if fields.pop("digest") != _digest(fields) or fields.pop("format") != FORMAT:
-                raise ValueError("its digest does not match")
-            return _page(fields)
+            written = path.read_bytes()
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}; it is left as it is") from error
+        try:
+            fields = json.loads(written)
+            if fields.pop("digest") != _digest(fields):
+                raise ValueError("its digest does not match")
+            if (version := fields.pop("format")) != FORMAT:
+                raise FedslrError(
+                    f"{path} is of another version of fedslr (format {version}, not {FORMAT}); run that one, or give "
+                    "this node another store"
+                )
+            return _page(fields)
+        except FedslrError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{path} is damaged: {error}; move {self.folder} away, the server restores"
             ) from error
@@ -106,6 +127,17 @@ class NodeStore:
         write_durably(self.folder / PAGE, json.dumps({**fields, "digest": _digest(fields)}, indent=1).encode())
         self._tidy(page.files())
         return page
+
+    def set_aside(self, names: Iterable[str] | None = None) -> Path:
+        """Put damaged files, or all there are, where nobody removes them."""
+        there = [path.name for path in self.folder.iterdir() if path.name == PAGE or OURS.fullmatch(path.name)]
+        number = 1 + sum(1 for _ in self.folder.glob("damaged-*"))
+        aside = self.folder / f"damaged-{number}"
+        with disk_errors(aside):
+            aside.mkdir()
+            for name in there if names is None else names:
+                (self.folder / name).rename(aside / name)
+        return aside
 
     def tree(self, entry: Entry) -> Tree:
         return read_tree(self.folder, entry)

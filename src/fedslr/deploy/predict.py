@@ -48,6 +48,8 @@ def read_inputs(path: Path) -> Tensor:
     """The array of a .npy file, or `x` of a .npz file, checked as training data are."""
     x = as_tensor(f"{path}: x", _read_array(path))
     require_finite(f"{path}: x", x)
+    if not x.numel():
+        raise FedslrError(f"{path}: x is empty, shape {list(x.shape)}; expected inputs, one after another")
     return x
 
 

@@ -260,8 +260,8 @@ class Coordinator:
                 return self._close(asked, sampled, record, before)
             self.say(f"round {self.done + 1}: {len(asked.uploads)} of {needed} uploads came in time; asking again")
         raise FedslrError(
-            f"round {self.done + 1}: fewer than {needed} uploads in {self.options.attempts} attempts; "
-            "resume when the nodes are back"
+            f"round {self.done + 1}: fewer than {needed} uploads in {self.options.attempts} attempts from clients "
+            f"{sampled}; the log says what became of each; resume when they are back and well"
         )
 
     def _sample(self) -> list[int]:
