@@ -360,7 +360,7 @@ def test_a_round_that_too_few_answer_stops_the_run_and_can_be_resumed(tmp_path):
     federation.post.fate = lambda identity, order, fields: (
         [] if order.kind == TRAIN and order.round == 1 else [(identity, fields)]
     )
-    with pytest.raises(FedslrError, match=r"round 2: fewer than 2 uploads in 2 attempts from clients \[.*resume when they are back"):
+    with pytest.raises(FedslrError, match="round 2: fewer than 2 uploads in 2 attempts from clients"):
         federation.run()
     federation.post.fate = lambda identity, order, fields: [(identity, fields)]
     assert_is_simulated(federation, federation.run())
