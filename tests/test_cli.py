@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -403,7 +404,12 @@ def test_an_interrupt_while_it_is_imported_is_a_line(call, tmp_path):
     path = os.pathsep.join([str(tmp_path), str(Path(fedslr.__path__[0]).parent)])
     words = [word.format(module, main=main) for word in call]
     done = subprocess.run(
-        [sys.executable, *words, "--version"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, *words, "--version"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        # Tests that were started in the background ignore interrupts, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped before anything was done\n")
 
