@@ -20,7 +20,7 @@ from fedslr.config import CUSTOM, DTYPES, Recipe, Settings, difference, dump
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
 from fedslr.deploy.ledger import FILE as LEDGER
-from fedslr.engine import distributed
+from fedslr.engine import contract, distributed
 from fedslr.engine.distributed import Group
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError, Interrupted
@@ -69,11 +69,11 @@ class Result:
     def global_params(self) -> Params:
         """The global model in full; for methods without one, the part the server holds."""
         shared = self._simulation.algorithm.global_model(self._simulation.server)
-        return _own(shared if shared is not None else self._simulation.payload)
+        return dict(contract.own(shared if shared is not None else self._simulation.payload))
 
     def personal_params(self, client: int) -> dict[str, Tensor]:
         """The parameters of one client's personal model."""
-        return _own(self._simulation.personal_params(self._checked(client)))
+        return dict(contract.own(self._simulation.personal_params(self._checked(client))))
 
     def personal_parts(self, client: int) -> Payload:
         """What a client keeps of its personal model: factors, a sparse part, whatever the method holds."""
@@ -114,11 +114,6 @@ class Result:
         model = copy.deepcopy(self._simulation.task.model)
         model.load_state_dict(params, strict=False)
         return model.eval()
-
-
-def _own(params: Params) -> dict[str, Tensor]:
-    """A copy, with which people may do what they like."""
-    return {name: x.clone() for name, x in params.items()}
 
 
 class Figures(NamedTuple):

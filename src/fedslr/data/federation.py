@@ -112,16 +112,16 @@ class Federation:
         if not self.clients:
             raise FedslrError("clients: got none, expected at least one client with x, y, x_test and y_test")
         first = self.clients[0]
-        if self.crop_padding and first.x.ndim != 4:
-            raise FedslrError(
-                f"crop_padding: got {self.crop_padding}, but inputs of shape {list(first.x.shape[1:])}; only "
-                "images (channels, height, width) are cropped, expected 0"
-            )
         shape = first.x.shape[1:] if isinstance(first, ClientData) else ()
         # Clients that are made when they are asked for are looked at then.
         known = self.clients if isinstance(self.clients, list | tuple) else [first]
         for i, client in enumerate(known):
             _require_alike(i, client, shape, self.num_classes)
+        if self.crop_padding and len(shape) != 3:
+            raise FedslrError(
+                f"crop_padding: got {self.crop_padding}, but inputs of shape {list(shape)}; only images (channels, "
+                "height, width) are cropped, expected 0"
+            )
 
     def __repr__(self) -> str:
         return f"<{self.name}: {len(self.clients)} clients, {self.num_classes} classes, inputs {self.input_shape}>"

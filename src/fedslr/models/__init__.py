@@ -69,9 +69,8 @@ def find(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
 def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:
     """Refuse, in plain words, what cannot be trained by a federation; what a person may want to know otherwise."""
     _check_parameters(model)
-    x, y = federation.inputs(federation.clients[0].x[:2].clone()), federation.clients[0].y[:2]
-    first = next(model.parameters())
-    x, y = x.to(first.device, first.dtype if x.is_floating_point() else x.dtype), y.to(first.device)
+    x = _shown(model, federation, federation.clients[0].x[:2].clone())
+    y = federation.clients[0].y[:2].to(x.device)
     try:
         with torch.no_grad():
             out = model.eval()(x.clone())
@@ -92,11 +91,15 @@ def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:
     return told
 
 
+def _shown(model: nn.Module, federation: Federation, x: torch.Tensor) -> torch.Tensor:
+    """Some samples as a model is shown them."""
+    x, first = federation.inputs(x), next(model.parameters())
+    return x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
+
+
 def works_in_place(model: nn.Module, federation: Federation) -> bool:
     """Whether a model changes what it is shown, as a first layer with inplace=True does."""
-    x = federation.inputs(federation.clients[0].x[:2].clone())
-    first = next(model.parameters())
-    x = x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
+    x = _shown(model, federation, federation.clients[0].x[:2].clone())
     shown = x.clone()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         copy.deepcopy(model).train()(shown)
@@ -126,7 +129,6 @@ def _check_samples_are_apart(model: nn.Module, federation: Federation) -> None:
 
     Batches are of any size, and engines cut and fill them as they like.
     """
-    first = next(model.parameters())
     held: list[torch.Tensor] = []
     for client in islice(federation.clients, SEEN):
         held += [x for x in client.x[:3] if not held or x.shape == held[0].shape]
@@ -134,8 +136,7 @@ def _check_samples_are_apart(model: nn.Module, federation: Federation) -> None:
             break
     if len(held) < 3:
         return
-    x = federation.inputs(torch.stack(held[:3])).cpu()
-    x = x.to(first.dtype) if x.is_floating_point() else x
+    x = _shown(model, federation, torch.stack(held[:3])).cpu()
     for training in (False, True):
         # A GPU may round batches of other sizes otherwise, to ten bits.
         tried = copy.deepcopy(model).cpu().train(training)
