@@ -129,14 +129,19 @@ def changing(round: Round, device: torch.device) -> dict[str, Any]:
     }
 
 
-def stack(trees: Sequence[Any]) -> Any:
-    """Trees of one shape as one tree whose tensors have a leading axis."""
+def require_alike(trees: Sequence[Any]) -> None:
+    """Trees that can be stacked: of tensors, and of one shape."""
     leaves = [pytree.tree_leaves(one) for one in trees]
     if any(not isinstance(x, Tensor) for one in leaves for x in one):
         raise Unbatchable("what they hold is not all tensors")
     shapes = [[x.shape for x in one] for one in leaves]
     if any(shape != shapes[0] for shape in shapes):
         raise Unbatchable("what they hold differs in shape")
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Trees of one shape as one tree whose tensors have a leading axis."""
+    require_alike(trees)
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
 
 

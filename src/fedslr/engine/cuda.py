@@ -27,7 +27,7 @@ from fedslr import tree
 from fedslr.data.cohort import Filled
 from fedslr.data.normalization import inputs
 from fedslr.engine import contract
-from fedslr.engine.batched import Batched, CohortTask, T, Together, changing
+from fedslr.engine.batched import Batched, CohortTask, T, Together, changing, require_alike
 from fedslr.engine.stacked import Network, aside, has_triton, is_same, stack
 from fedslr.machine import leave_capture
 from fedslr.types import Params, Payload, Phased, Round, gradients
@@ -402,6 +402,8 @@ class Cuda(Batched):
         self, batches: Any, states: Sequence[Any], payloads: Sequence[Payload], shared: bool, round: Round
     ) -> _Recording | None:
         """Capture a cohort's round; None for a method whose work depends on numbers it reads back."""
+        require_alike(states)
+        require_alike(payloads)
         clients = len(states)
         room = pytree.tree_map(lambda x: _like(x, clients), states[0])
         sent = pytree.tree_map(lambda x: _like(x, None if shared else clients), payloads[0])
