@@ -21,7 +21,7 @@ from fedslr.algorithms import ALGORITHMS
 from fedslr.algorithms.fedavg import FedAvg
 from fedslr.config import Settings
 from fedslr.engine import cuda, stacked
-from fedslr.engine.batched import changing, stack
+from fedslr.engine.batched import changing, seats, stack
 from fedslr.engine.cuda import Cuda
 from fedslr.engine.rounds import Simulation
 from fedslr.models.resnet import Block
@@ -134,6 +134,28 @@ def test_rounds_in_the_same_memory_are_the_batched_engines(
     for a, b in zip(ours.rounds(), wanted.rounds(), strict=True):
         assert (a.bytes_up, a.bytes_down, a.accuracy_personal) == (b.bytes_up, b.bytes_down, b.accuracy_personal)
     for client in range(len(sizes)):
+        for k, p in wanted.personal_params(client).items():
+            torch.testing.assert_close(ours.personal_params(client)[k], p, rtol=1e-10, atol=1e-12, msg=k)
+
+
+def test_cohorts_are_filled_up_to_few_sizes() -> None:
+    for usual in (1, 3, 10, 17, 100):
+        assert seats(usual, usual) == usual
+        for clients in range(1, 130):
+            assert 0 <= seats(clients, usual) - clients < (4 if clients <= 16 else 8)
+            assert seats(seats(clients, usual), usual) == seats(clients, usual)
+    assert sorted({seats(clients, 10) for clients in range(1, 24)}) == [4, 8, 10, 12, 16, 24]
+
+
+def test_cohorts_of_many_sizes_need_few_recordings() -> None:
+    asked = {"rounds": 12, "clients_per_round": 5, "selection": "bernoulli", "engine": "batched"}
+    wanted, ours = (simulation("fedslr", [23] * 15, "cpu", **asked) for _ in range(2))
+    e = ours.engine
+    ours.engine = Replayed(e.algorithm, e.task, e.clients, e.batch_size, e.seed, usual=5)
+    trained = [record.clients for record in ours.rounds()]
+    assert trained == [record.clients for record in wanted.rounds()]
+    assert len(ours.engine._recordings) < len({len(cohort) for cohort in trained})
+    for client in range(15):
         for k, p in wanted.personal_params(client).items():
             torch.testing.assert_close(ours.personal_params(client)[k], p, rtol=1e-10, atol=1e-12, msg=k)
 
@@ -380,6 +402,18 @@ def test_rounds_are_the_eager_engines(method: str, sizes: list[int], monkeypatch
     recorded = isinstance(ours.engine, Cuda) and bool(ours.engine._recordings)
     assert recorded == (method not in NOT_TOGETHER)
     for client in range(len(sizes)):
+        for k, p in wanted.personal_params(client).items():
+            torch.testing.assert_close(ours.personal_params(client)[k], p, rtol=1e-10, atol=1e-12, msg=k)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["fedslr", "ditto"])
+def test_recordings_of_several_sizes_share_their_memory(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_compiled", lambda: cuda._each)
+    asked = {"rounds": 12, "clients_per_round": 5, "selection": "bernoulli"}
+    ours, wanted = (finished(simulation(method, [23] * 15, "cuda", engine=e, **asked)) for e in ("auto", "eager"))
+    assert len({len(ours._cohort(t)) for t in range(12)}) > len(ours.engine._recordings) > 1  # type: ignore[attr-defined]
+    for client in range(15):
         for k, p in wanted.personal_params(client).items():
             torch.testing.assert_close(ours.personal_params(client)[k], p, rtol=1e-10, atol=1e-12, msg=k)
 

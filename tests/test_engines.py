@@ -466,3 +466,13 @@ def test_compiled_steps_are_the_same_steps():
     assert_agree(a, b)
     # A full batch has one shape, whether others are filled or not; steps differ all the same.
     assert {shape.ragged for _, shape, _ in b[0].engine._batches} == {True, False}
+
+
+def test_compiled_cohorts_of_many_sizes_are_few_sizes():
+    options = {"model": nn.Linear(6, 3), "rounds": 8, "clients_per_round": 4, "selection": "bernoulli"}
+    a = simulate("fedavg", "eager", [7] * 12, **options)
+    b = simulate("fedavg", "batched", [7] * 12, compile=True, **options)
+    assert_agree(a, b)
+    trained = {size for size, _, evaluation in b[0].engine._batches if not evaluation}
+    assert trained == {4, 8}
+    assert {len(record["clients"]) for record in b[1]} == {2, 4, 5, 6}

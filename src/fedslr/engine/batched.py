@@ -45,6 +45,13 @@ class Together(NamedTuple):
             torch._foreach_copy_([c for parts in copies for c in parts], [p for parts in slices for p in parts])
         return [pytree.tree_unflatten([parts[i] for parts in copies], shape) for i in range(self.clients)]
 
+    def first(self, clients: int) -> Together:
+        """Without what those made that only filled the cohort."""
+        if clients == self.clients:
+            return self
+        states, uploads = pytree.tree_map(lambda x: x[:clients], (self.states, self.uploads))
+        return Together(states, uploads, clients)
+
     def upload(self, slot: int) -> Payload:
         """What one client sends, to look at until the next round."""
         return tree.map(lambda x: x[slot], self.uploads)
@@ -145,6 +152,13 @@ def stack(trees: Sequence[Any]) -> Any:
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
 
 
+def seats(clients: int, usual: int) -> int:
+    """How many a cohort is filled up to where every size has to be compiled or recorded: few sizes, little in vain."""
+    step = 4 if clients <= 16 else 8
+    filled = -(-clients // step) * step
+    return usual if clients <= usual <= filled else filled
+
+
 @contextmanager
 def batchable() -> Iterator[None]:
     """What `torch.vmap` cannot do, it says in errors of no kind and no words of their own.
@@ -167,9 +181,13 @@ class Batched(Eager):
     """
 
     task_kind: type[CohortTask] = CohortTask
+    fills = False
+    """Whether cohorts of unusual sizes are filled up, see `seats`."""
 
-    def __init__(self, *args: Any, examples: Sequence[int] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, examples: Sequence[int] | None = None, usual: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.usual = usual
+        """How many clients most cohorts have."""
         self.device = self.clients[0].y.device
         self.shapes = Shapes(examples or [len(c.y) for c in self.clients], self.batch_size)
         self.together = self.task_kind(self.task.model, self.task.loss_function, self.task.weight_decay)
@@ -194,11 +212,17 @@ class Batched(Eager):
         self, cohort: Sequence[int], states: Sequence[Any], payloads: Sequence[Payload], round: Round
     ) -> Together:
         """The cohort's work of a round; what it made may be overwritten by the next round's."""
-        batches = self._turn_to(cohort, round.number)
+        batches = self._turn_to(self._filled(cohort), round.number)
         shared = all(payload is payloads[0] for payload in payloads)
-        payload = payloads[0] if shared else stack(payloads)
+        payload = payloads[0] if shared else stack(self._filled(payloads))
         with batchable():
-            return self._run(batches, stack(states), payload, shared, round)
+            return self._run(batches, stack(self._filled(states)), payload, shared, round).first(len(cohort))
+
+    def _filled(self, cohort: Sequence[T]) -> Sequence[T]:
+        """Something of every client, that of the last one again for seats that nobody has."""
+        if not self.fills:
+            return cohort
+        return [*cohort, *[cohort[-1]] * (seats(len(cohort), self.usual) - len(cohort))]
 
     def _turn_to(self, cohort: Sequence[int], round: int) -> CohortBatches:
         if not self._fits:

@@ -26,6 +26,7 @@ def choose(
     examples: Sequence[int],
     crop_padding: int,
     normalization: Normalization | None,
+    usual: int,
 ) -> Eager:
     """The engine that was asked for; by itself, the CUDA engine on a GPU, and elsewhere the batched one if it pays."""
     device = clients[0].y.device
@@ -43,13 +44,13 @@ def choose(
         products = settings.settled().precision
         task.tf32 = products != "float32"
         if settings.engine in ("auto", "cuda"):
-            return Cuda(*run, precision=products, examples=examples)
+            return Cuda(*run, precision=products, examples=examples, usual=usual)
     if settings.compile:
-        return Compiled(*run, examples=examples)
+        return Compiled(*run, examples=examples, usual=usual)
     together = settings.engine == "batched" or (
         settings.engine == "auto" and not on_gpu and pays(settings, task, examples, clients[0].x.shape[1:].numel())
     )
-    return Batched(*run, examples=examples) if together else Eager(*run)
+    return Batched(*run, examples=examples, usual=usual) if together else Eager(*run)
 
 
 SMALL = 2**20

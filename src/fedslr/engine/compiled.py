@@ -160,6 +160,8 @@ def require_compiler() -> None:
 class Compiled(Batched):
     """The batched engine with compiled steps."""
 
+    fills = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         require_compiler()

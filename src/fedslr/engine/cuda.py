@@ -229,8 +229,10 @@ class _Recording:
     STEPS = 5
     """Local steps per graph."""
 
-    def __init__(self, states: Any, payload: Any, numbers: dict[str, Any], shared: bool) -> None:
+    def __init__(self, states: Any, payload: Any, numbers: dict[str, Any], shared: bool, memory: Any = None) -> None:
         self.states, self.payload, self.numbers = states, payload, numbers
+        self.memory = memory
+        """Where the graphs put what they make: one place for all recordings of a run, which never replay at once."""
         self.made = Together((), {}, 0)
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._steps = 0
@@ -278,7 +280,7 @@ class _Recording:
 
     def _begin(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._graphs[0].pool() if self._graphs else None)
+        graph.capture_begin(pool=self.memory)
         self._graphs.append(graph)
 
     def _cut(self) -> None:
@@ -312,12 +314,14 @@ class Cuda(Batched):
 
     task_kind = StackedTask
     looks_ahead = True
+    fills = True
 
     def __init__(self, *args: Any, precision: str = "float32", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.precision = precision
         self.together.network = self._network()  # type: ignore[attr-defined]
         self._recordings: dict[Any, _Recording] = {}
+        self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self._plain = False
         self._between_phases: Callable[[], None] = lambda: None
         self._uploaded: torch.cuda.Event | None = None
@@ -344,31 +348,38 @@ class Cuda(Batched):
             with tree.mapped_by(_fuse):
                 return super().train(cohort, states, payloads, round)
         shared = all(payload is payloads[0] for payload in payloads)
-        key = (len(cohort), self.shapes.of(cohort), shared, round.epochs, round.personal_epochs)
+        everyone, sent = self._filled(cohort), self._filled(payloads)
+        key = self._key(everyone, shared, round)
         recording, ready = self._recordings.get(key), self._ready
         self._shared, self._ready = shared, None
         if recording is None:
-            recording = self._record(self._turn_to(cohort, round.number), states, payloads, shared, round)
+            batches = self._turn_to(everyone, round.number)
+            recording = self._record(batches, self._filled(states), sent, shared, round)
             if recording is None:
                 self._plain = True
                 return self.train(cohort, states, payloads, round)
             self._recordings[key] = recording
         elif ready is None or ready[0] != key or ready[1] is not states:
-            self._turn_to(cohort, round.number)
-            recording.load_states(states)
-        recording.load(payloads, round)
+            self._turn_to(everyone, round.number)
+            recording.load_states(self._filled(states))
+        recording.load(sent, round)
         self._uploaded = recording.replay()
-        return recording.made
+        return recording.made.first(len(cohort))
+
+    def _key(self, cohort: Sequence[int], shared: bool, round: Round) -> Any:
+        """What a recording is known by."""
+        return (len(cohort), self.shapes.of(cohort), shared, round.epochs, round.personal_epochs)
 
     def expect(self, cohort: Sequence[int], states: Sequence[Any], round: Round) -> None:
         """Batches and states are put where the graphs read them as soon as those that run now have done so."""
         if self._plain:
             return
-        key = (len(cohort), self.shapes.of(cohort), self._shared, round.epochs, round.personal_epochs)
+        everyone = self._filled(cohort)
+        key = self._key(everyone, self._shared, round)
         recording = self._recordings.get(key)
         if recording is not None:
-            self._turn_to(cohort, round.number)
-            recording.load_states(states)
+            self._turn_to(everyone, round.number)
+            recording.load_states(self._filled(states))
             self._ready = (key, states)
 
     def _run(self, batches: Any, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
@@ -408,7 +419,7 @@ class Cuda(Batched):
         room = pytree.tree_map(lambda x: _like(x, clients), states[0])
         sent = pytree.tree_map(lambda x: _like(x, None if shared else clients), payloads[0])
         numbers = changing(round, self.device)
-        recording = _Recording(room, sent, numbers, shared)
+        recording = _Recording(room, sent, numbers, shared, self._memory)
         recording.load_states(states)
         recording.load(payloads, round)
         asked = round._replace(**numbers)

@@ -85,9 +85,9 @@ class Simulation:
         self.task = Task(module, loss, settings.weight_decay)
         self.task.copies = models.works_in_place(module, federation)
         clients = placed(federation, device, dtype)
-        self.engine = choose(
-            settings, algorithm, self.task, clients, self.examples, federation.crop_padding, federation.normalization
-        )
+        prepared = federation.crop_padding, federation.normalization
+        usual = -(-self.cohort_size // self.group.size)
+        self.engine = choose(settings, algorithm, self.task, clients, self.examples, *prepared, usual)
         self.post = Measured() if device.type == "cuda" else Encoded(self.task.params())
 
         self.start = self.task.params()
