@@ -49,20 +49,32 @@ def pair(ours: float | None, paper: float | None, digits: int = 2) -> str:
     return left if paper is None else f"{left} ({paper:.{digits}f})"
 
 
+LATE = 5
+
+
+def late(records: list[dict[str, Any]], model: str) -> str:
+    """Mean and deviation of the last evaluations."""
+    found = [100 * r[f"accuracy_{model}"] for r in records if r.get(f"accuracy_{model}") is not None][-LATE:]
+    return f"{statistics.fmean(found):.2f} ± {statistics.stdev(found):.2f}" if found else "–"
+
+
 def row(folder: Path) -> list[str]:
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     config = tomllib.loads((folder / "config.toml").read_text())
     paper = CIFAR10_DIRICHLET[summary["algorithm"]]
     accuracy, parameters = summary["accuracy"], summary["parameters"]
     percent = {k: None if v is None else 100 * v for k, v in accuracy.items()}
-    rounds = [json.loads(line)["seconds"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rounds = [record["seconds"] for record in records]
     return [
         summary["algorithm"],
         f"{config['data']['split']}, {summary['seed']}",
         str(summary["rounds"]),
         config.get("precision", "float32"),
         pair(percent["global"], paper.accuracy_global),
+        late(records, "global"),
         pair(percent["personal"], paper.accuracy_personal),
+        late(records, "personal"),
         pair(parameters["global"] / 1e6, paper.parameters_global),
         pair(parameters["personal"] / 1e6, paper.parameters_personal),
         pair(summary["paper_gb"], paper.gigabytes),
@@ -77,7 +89,9 @@ HEADS = [
     "rounds",
     "precision",
     "global %",
+    "late",
     "personal %",
+    "late",
     "global M",
     "personal M",
     "GB",
@@ -92,6 +106,7 @@ def main() -> None:
     folder: Path = options.parse_args().folder
     rows = [row(path.parent) for path in sorted(folder.glob("*/summary.json"))]
     print(f"# {folder.name}\n\nOurs, and in brackets the paper's (TMLR 2023, Tables 1 and 2).")
+    print(f"Accuracies are the last evaluation's, late ones mean ± deviation of the last {LATE}.")
     print(
         "Seconds are those of the median round and, in brackets, the mean of all but the first, evaluations included;"
     )

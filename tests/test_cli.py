@@ -221,7 +221,10 @@ def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
         ("algorithm.name=mine:Abstract", "algorithm.name: got 'mine:Abstract', but it lacks aggregate, broadcast"),
         ("algorithm.name=nobody:Half", "algorithm.name: got 'nobody:Half', but there is no module 'nobody'"),
         ("selection=mine:last", "mine.py) has no 'last'"),
-        ("selection=last", 'selection: got "last", expected one of uniform, bernoulli, by-size, or module:function'),
+        (
+            "selection=last",
+            'selection: got "last", expected one of uniform, bernoulli, by-size, authors, or module:function',
+        ),
         ("selection=mine:broken", "selection: 'mine:broken' fails in "),
         ("selection=custom", "selection: got 'custom', expected one of uniform"),
     ],

@@ -442,7 +442,7 @@ WRONG = [
     (["compare", "--methods", ""], "methods: got none"),
     (["compare", "--seeds", "a"], "seeds: got 'a', expected whole numbers such as 0,1,2"),
     (["compare", "--jobs", "0"], "jobs: got 0, expected a whole number 1 or above"),
-    (["compare", "--pick", "first"], "--pick: got 'first', expected last or best"),
+    (["compare", "--pick", "first"], "--pick: got 'first', expected last, best or late"),
     (["sweep", "--over", "rank_penalty"], "--over: got 'rank_penalty', expected key=value,value"),
     (["sweep", "--over", "rank_penlty=1,2"], "sweep: unknown key 'rank_penlty'; did you mean 'rank_penalty'?"),
     (["sweep", "--over", "name=a,b"], "sweep: 'name' may be algorithm.name or data.name or model.name"),
@@ -502,6 +502,13 @@ def test_accuracy_over_clients_and_rounds():
     assert metrics.accuracy(records, clients="sampled")["personal"] == pytest.approx(0.8)
     assert metrics.accuracy(records, "best", "sampled")["personal"] == pytest.approx(0.9)
     assert metrics.accuracy(records)["global"] == pytest.approx(0.3)
+    assert metrics.accuracy(records, "late")["personal"] == pytest.approx(0.75)
+    assert metrics.accuracy(records, "late", "sampled")["personal"] == pytest.approx(0.85)
+    assert metrics.worst_decile(records, "late") == pytest.approx(0.75)
+    # The last five of six evaluations, client by client.
+    many = [{"clients": [1], "accuracy_personal_per_client": [k / 10, 0.5]} for k in range(6)]
+    assert metrics.accuracy(many, "late")["personal"] == pytest.approx(0.4)
+    assert metrics.worst_decile(many, "late") == pytest.approx(0.3)
     assert metrics.accuracy([{"clients": [0]}]) == {"global": None, "personal": None}
 
 
@@ -534,6 +541,11 @@ def test_selections():
     assert {len(cohort.draw(cohort.bernoulli, 10, sizes, 0, t)) for t in range(50)} != {10}
     assert all(cohort.draw(cohort.bernoulli, 1, [1] * 3, 0, t) for t in range(50))
     assert all(len(cohort.draw(cohort.uniform, 10, sizes, 0, t)) == 10 for t in range(50))
+    # What the authors' own lines draw, with NumPy's old generator.
+    assert cohort.draw(cohort.authors, 10, sizes, 0, 999) == [4, 15, 22, 27, 37, 43, 64, 83]
+    assert cohort.draw(cohort.authors, 10, sizes, 7, 992) == [4, 15, 22, 27, 37, 43, 64, 83]
+    # Nobody comes in the sixth round, so the seventh's are taken.
+    assert cohort.draw(cohort.authors, 1, [1] * 20, 0, 5) == cohort.draw(cohort.authors, 1, [1] * 20, 0, 6)
 
 
 def test_ones_own_selection():
@@ -545,5 +557,5 @@ def test_ones_own_selection():
             fedslr.run(fedslr.FedAvg(), federation, rounds=1, selection=lambda rng, size, examples, wrong=wrong: wrong)
     with pytest.raises(fedslr.FedslrError, match="give the function itself"):
         fedslr.run(fedslr.FedAvg(), federation, rounds=1, selection="custom")
-    with pytest.raises(fedslr.FedslrError, match="expected one of uniform, bernoulli, by-size, or module:function"):
+    with pytest.raises(fedslr.FedslrError, match="one of uniform, bernoulli, by-size, authors, or module:function"):
         config.parse({"selection": "custom"})

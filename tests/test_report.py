@@ -411,6 +411,7 @@ def test_the_table_and_the_figures_on_top_are_those_asked_for(tmp_path):
     assert "not of its last" not in page.page(runs)
     for pick, clients, says in (
         ("best", "all", "of the best evaluation of every run, not of its last (--pick best)."),
+        ("late", "all", "means of the last five evaluations of every run, not those of its last (--pick late)."),
         ("last", "sampled", "of the clients sampled in the evaluated round, not of all (--clients sampled)."),
     ):
         page.write_report([tmp_path], tmp_path / "report.html", pick, clients)

@@ -45,7 +45,9 @@ app = typer.Typer(
 )
 
 
-Pick = Annotated[str, typer.Option(help="Accuracy of the last or of the best evaluation: last, best.")]
+Pick = Annotated[
+    str, typer.Option(help="Accuracy of the last, the best or the last five evaluations: last, best, late.")
+]
 Clients = Annotated[str, typer.Option(help="Accuracy over all clients or those sampled in that round: all, sampled.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
 Track = Annotated[
@@ -263,9 +265,9 @@ def _experiment(
 
 
 def _check_choices(pick: str, clients: str) -> None:
-    for name, value, known in (("pick", pick, ("last", "best")), ("clients", clients, ("all", "sampled"))):
+    for name, value, known in (("pick", pick, ("last", "best", "late")), ("clients", clients, ("all", "sampled"))):
         if value not in known:
-            raise FedslrError(f"--{name}: got '{value}', expected {' or '.join(known)}")
+            raise FedslrError(f"--{name}: got '{value}', expected {', '.join(known[:-1])} or {known[-1]}")
 
 
 def _tables(runs: list[tables.Run], pick: str, clients: str) -> tuple[tables.Table, dict[str, str]]:

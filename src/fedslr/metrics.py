@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import prod
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
@@ -45,14 +46,27 @@ def _evaluations(records: Sequence[Mapping[str, Any]], model: str, clients: str)
     return found
 
 
+LATE = 5
+"""Evaluations at a run's end whose mean says more than the last, which depends on who trained in that round."""
+
+
 def _picked(records: Sequence[Mapping[str, Any]], model: str, pick: str, clients: str) -> list[float] | None:
-    """The accuracies of the last evaluation, or of the one whose mean is best."""
+    """The accuracies of the last evaluation, of the one whose mean is best, or of the last few."""
     found = _evaluations(records, model, clients)
-    return None if not found else max(found, key=fmean) if pick == "best" else found[-1]
+    if not found:
+        return None
+    if pick == "late":
+        late = found[-LATE:]
+        # All clients are the same every time, those sampled are others.
+        return [fmean(each) for each in zip(*late, strict=True)] if clients == "all" else list(chain(*late))
+    return max(found, key=fmean) if pick == "best" else found[-1]
 
 
 def accuracy(records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all") -> dict[str, float | None]:
-    """The accuracy of both models: in the last or the best evaluation, over all clients or those sampled then."""
+    """The accuracy of both models, over clients and evaluations.
+
+    `pick` is "last", "best" or "late" (the mean of the last five), `clients` is "all" or "sampled".
+    """
     return {model: average(_picked(records, model, pick, clients)) for model in MODELS}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from fedslr import plugins, seeds
 from fedslr.errors import FedslrError
 
-Select = Callable[[np.random.Generator, int, Sequence[int]], Sequence[int]]
+Select = Callable[[Any, int, Sequence[int]], Sequence[int]]
 """From a generator, the cohort size asked for and every client's number of examples to the clients of a round."""
 
 
@@ -21,7 +21,7 @@ def uniform(rng: np.random.Generator, size: int, examples: Sequence[int]) -> Seq
 
 
 def bernoulli(rng: np.random.Generator, size: int, examples: Sequence[int]) -> Sequence[int]:
-    """Every client by a coin of its own, `size` on average, as in the authors' code; drawn again if nobody came."""
+    """Every client by a coin of its own, `size` on average; drawn again if nobody came."""
     while True:
         came = np.flatnonzero(rng.random(len(examples)) < size / len(examples))
         if len(came):
@@ -34,7 +34,17 @@ def by_size(rng: np.random.Generator, size: int, examples: Sequence[int]) -> Seq
     return [int(c) for c in rng.choice(len(examples), size, replace=False, p=weights / weights.sum())]
 
 
-SELECTIONS: dict[str, Select] = {"uniform": uniform, "bernoulli": bernoulli, "by-size": by_size}
+def authors(number: int, size: int, examples: Sequence[int]) -> Sequence[int]:
+    """The coins of the paper's authors' published code, which begins anew with every round's number."""
+    while True:
+        rng = np.random.RandomState(number % 2**32)
+        came = np.flatnonzero(rng.uniform(size=len(examples)) <= size / len(examples))
+        if len(came):
+            return [int(c) for c in came]
+        number += 1
+
+
+SELECTIONS: dict[str, Select] = {"uniform": uniform, "bernoulli": bernoulli, "by-size": by_size, "authors": authors}
 
 
 def find(name: str) -> Select:
@@ -44,8 +54,9 @@ def find(name: str) -> Select:
 
 def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: int) -> list[int]:
     """The cohort of a round: a function of seed and round alone."""
+    drawn_by: Any = seed + round if select is authors else seeds.generator(seeds.COHORT, seed, round)
     try:
-        found = list(select(seeds.generator(seeds.COHORT, seed, round), size, list(examples)))
+        found = list(select(drawn_by, size, list(examples)))
         chosen = [_number(client) for client in found]
     except FedslrError:
         raise

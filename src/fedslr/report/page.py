@@ -63,6 +63,7 @@ def subtitle(view: View) -> str:
 
 ASKED = {
     "best": "of the best evaluation of every run, not of its last (--pick best)",
+    "late": "means of the last five evaluations of every run, not those of its last (--pick late)",
     "sampled": "of the clients sampled in the evaluated round, not of all (--clients sampled)",
 }
 """Choices of a table that are not the usual ones."""
