@@ -647,8 +647,9 @@ def test_the_command_writes_where_it_says(command, tmp_path, monkeypatch):
     code, printed, _ = command("report", "runs/a", "runs/b")
     assert (code, printed.strip()) == (0, "written to report.html")
     assert (tmp_path / "report.html").read_text() == (tmp_path / "runs" / "report.html").read_text()
-    assert command("report", "runs/a", "--out", "mine.html")[0] == 0
+    assert command("report", "runs/a", "--out", "mine.html", "--pick", "late")[0] == 0
     assert "fedslr on digits" in (tmp_path / "mine.html").read_text()
+    assert "(--pick late)" in (tmp_path / "mine.html").read_text()
 
 
 def test_mistakes_are_answered_with_a_line(command, tmp_path):
@@ -660,6 +661,7 @@ def test_mistakes_are_answered_with_a_line(command, tmp_path):
         ([tmp_path / "none"], "none: no such folder"),
         ([tmp_path / "empty"], "empty: no run in it (config.toml is missing)"),
         ([broken], "config.toml: cannot be read"),
+        ([run, "--pick", "first"], "--pick: got 'first', expected last, best or late"),
         ([run, "--out", tmp_path / "empty"], "is a folder, expected a file such as"),
         ([run, "--out", tmp_path / "nowhere" / "x.html"], "nowhere: no such folder; make it, or choose another"),
         ([run, "--out", tmp_path / ("x" * 300)], "File name too long"),

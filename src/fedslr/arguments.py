@@ -14,6 +14,17 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, dotted for tables. Repeatable."),
 ]
+Pick = Annotated[
+    str, typer.Option(help="Accuracy of the last, the best or the last five evaluations: last, best, late.")
+]
+Clients = Annotated[str, typer.Option(help="Accuracy over all clients or those sampled in that round: all, sampled.")]
+
+
+def check_choices(pick: str, clients: str) -> None:
+    """Refuse accuracies that no table has."""
+    for name, value, known in (("pick", pick, ("last", "best", "late")), ("clients", clients, ("all", "sampled"))):
+        if value not in known:
+            raise FedslrError(f"--{name}: got '{value}', expected {', '.join(known[:-1])} or {known[-1]}")
 
 
 def require_file(option: str, path: Path, example: str) -> None:

@@ -17,7 +17,7 @@ import fedslr
 from fedslr import api, config, experiments, plugins, schema
 from fedslr import track as tracking
 from fedslr.algorithms import ALGORITHMS
-from fedslr.arguments import Changes
+from fedslr.arguments import Changes, Clients, Pick, check_choices
 from fedslr.data import commands as data
 from fedslr.data.images import reporting
 from fedslr.deploy import cli as deploy
@@ -45,10 +45,6 @@ app = typer.Typer(
 )
 
 
-Pick = Annotated[
-    str, typer.Option(help="Accuracy of the last, the best or the last five evaluations: last, best, late.")
-]
-Clients = Annotated[str, typer.Option(help="Accuracy over all clients or those sampled in that round: all, sampled.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
 Track = Annotated[
     list[str] | None,
@@ -176,7 +172,7 @@ def show(
     format: Annotated[str, typer.Option(help="text, markdown, csv or latex.")] = "text",
 ) -> None:
     """Put finished runs side by side: mean ± deviation over seeds."""
-    _check_choices(pick, clients)
+    check_choices(pick, clients)
     runs = tables.find_runs(folders)
     made, written = _tables(runs, pick, clients)
     if format in written:
@@ -224,7 +220,7 @@ def _experiment(
     """Run the jobs, then print and write their table."""
     if distributed.several():
         raise FedslrError("torchrun: several processes work on one run (fedslr run); several runs are --jobs' work")
-    _check_choices(pick, clients)
+    check_choices(pick, clients)
     if jobs is not None and jobs < 1:
         raise FedslrError(f"jobs: got {jobs}, expected a whole number 1 or above")
     for name in told:
@@ -262,12 +258,6 @@ def _experiment(
         out_console.print(f"results in {home} ({made_here})", soft_wrap=True)
     if failed:
         raise FedslrError(f"{len(failed)} of {len(made)} runs failed; {failed[0].job}: {failed[0].error}")
-
-
-def _check_choices(pick: str, clients: str) -> None:
-    for name, value, known in (("pick", pick, ("last", "best", "late")), ("clients", clients, ("all", "sampled"))):
-        if value not in known:
-            raise FedslrError(f"--{name}: got '{value}', expected {', '.join(known[:-1])} or {known[-1]}")
 
 
 def _tables(runs: list[tables.Run], pick: str, clients: str) -> tuple[tables.Table, dict[str, str]]:

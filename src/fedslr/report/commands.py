@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedslr.arguments import require_file
+from fedslr.arguments import Clients, Pick, check_choices, require_file
 from fedslr.errors import FedslrError, suggest
 from fedslr.report import figures as drawing
 from fedslr.report import page, tables, watching
@@ -26,12 +26,15 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The file. Default: report.html in the folder, or here if there are several.")
     ] = None,
+    pick: Pick = "last",
+    clients: Clients = "all",
 ) -> None:
     """Write report.html: one file that shows a run, a comparison or a sweep, finished or not."""
+    check_choices(pick, clients)
     path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     if out is not None:
         require_file("--out", out, "report.html")
-    page.write_report(folders, path)
+    page.write_report(folders, path, pick, clients)
     typer.echo(f"written to {path}")
 
 
