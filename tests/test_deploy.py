@@ -251,7 +251,8 @@ def test_an_upload_is_made_once_however_often_it_is_asked_for(tmp_path, monkeypa
     federation.post.fate = lose
     server = federation.run()
     assert [attempt for _, _, attempt, *_ in server.ledger.counted()] == [3, 3, 3]
-    assert len(trainings) == len(set(trainings)) == 3
+    # Others were asked in place of those who did not answer, then all again.
+    assert len(trainings) == len(set(trainings)) == 5
     assert_is_simulated(federation, server)
 
 
@@ -353,6 +354,41 @@ def test_stragglers_are_left_out(tmp_path):
     assert 8 <= missing <= 30
     assert mismatch(federation, server) <= EXACT
     assert_is_simulated(federation, server)
+
+
+def test_others_are_asked_in_place_of_those_who_never_answer(tmp_path):
+    """Two of five are out of order for good, and no round stops for them, though both are drawn at a time."""
+    asked = recipe(changes=["rounds=8", "clients_per_round=2", "federation.minimum=2", "federation.attempts=3"])
+    federation = Federation(tmp_path, make_federation(SIZES), asked)
+    federation.post.fate = lambda identity, order, fields: (
+        [] if order.kind == TRAIN and identity in ("key-0", "key-1") else [(identity, fields)]
+    )
+    server = federation.run()
+    records = server.ledger.records()
+    assert len(records) == 8
+    assert all(len(r["clients"]) == 2 and not {0, 1} & set(r["clients"]) for r in records)
+    assert [0, 1] in [r.get("missing") for r in records]
+    assert all(set(r.get("missing", [])) <= {0, 1} for r in records)
+    assert mismatch(federation, server) <= EXACT
+    assert_is_simulated(federation, server)
+
+
+def test_who_was_asked_to_leave_is_not_asked_again_in_the_round(tmp_path):
+    asked = recipe(clients=3, changes=["rounds=2", "clients_per_round=3", "federation.minimum=3"])
+    federation = Federation(tmp_path, make_federation(SIZES[:3]), asked)
+    server = federation.server(asked)
+
+    def fall_ill(identity: str, order: Order, fields: Any) -> Any:
+        if order.kind != TRAIN or identity != "key-1":
+            return [(identity, fields)]
+        server.ledger.ask_to_leave(1)
+        return []
+
+    federation.post.fate = fall_ill
+    assert [r.clients for r in server.rounds()] == [[0, 2], [0, 2]]
+    server.folder.close()
+    assert list(server.members) == [0, 2]
+    assert mismatch(federation, server) <= EXACT
 
 
 def test_a_round_that_too_few_answer_stops_the_run_and_can_be_resumed(tmp_path):

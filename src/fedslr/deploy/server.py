@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from fedslr import api, naming, schema, tree, wire
+from fedslr import api, naming, schema, seeds, tree, wire
 from fedslr.config import DEFAULT_COHORT, difference
 from fedslr.deploy import options
 from fedslr.deploy.ledger import Counted, Ledger, Member
@@ -252,17 +252,33 @@ class Coordinator:
         before = dict(self.seconds)
         record = Record(round=self.done + 1, lr=self.settings.round(self.done).lr, clients=[])
         sampled = self._sample()
-        needed = self.options.needed(len(sampled))
+        tried = dict.fromkeys(sampled)
         for _ in range(self.options.attempts):
+            needed = self.options.needed(len(sampled))
             with self._timed("train"):
                 asked = self._ask(TRAIN, self.ledger.next_attempt(), sampled, record)
             if len(asked.uploads) >= needed:
-                return self._close(asked, sampled, record, before)
-            self.say(f"round {self.done + 1}: {len(asked.uploads)} of {needed} uploads came in time; asking again")
+                return self._close(asked, [n for n in self.members if n in tried], record, before)
+            sampled = self._instead(sampled, asked, tried)
+            tried |= dict.fromkeys(sampled)
+            came = f"{len(asked.uploads)} of {needed} uploads came in time"
+            self.say(f"round {self.done + 1}: {came}; asking clients {sampled}")
         raise FedslrError(
             f"round {self.done + 1}: fewer than {needed} uploads in {self.options.attempts} attempts from clients "
-            f"{sampled}; the log says what became of each; resume when they are back and well"
+            f"{sorted(tried)}; the log says what became of each; resume when they are back and well"
         )
+
+    def _instead(self, sampled: list[int], asked: Question, tried: Collection[int]) -> list[int]:
+        """Whom to ask next: who answered, others for those who did not, and these again where there are no others."""
+        here, members = set(self.post.nodes()), self.ledger.members()
+        stays = {n for n, member in self.members.items() if n in members and not members[n].leaving}
+        others = [n for n in self.members if n in stays and n not in tried and self.members[n].identity in here]
+        silent = [c for c in sampled if c not in asked.uploads]
+        drawn = seeds.generator(seeds.COHORT, self.settings.seed, self.done, len(tried)).permutation(len(others))
+        instead = [others[i] for i in drawn[: len(silent)]]
+        again = [c for c in silent if c in stays][: len(silent) - len(instead)]
+        chosen = {*asked.uploads, *instead, *again}
+        return [n for n in self.members if n in chosen] or sampled
 
     def _sample(self) -> list[int]:
         numbers = list(self.members)
