@@ -160,6 +160,36 @@ def test_a_node_without_settings_says_what_is_missing(tmp_path):
         flower.node_of(context(1, {"client": 1}))
 
 
+def test_registering_goes_on_wherever_it_was_interrupted(tmp_path, monkeypatch):
+    known: list[str] = []
+
+    def register(command: list[str], env: Any) -> str:
+        public = Path(command[-2]).read_text()
+        if public in known:
+            raise FedslrError("flwr supernode failed: Public key already in use")
+        known.append(public)
+        return ""
+
+    monkeypatch.setattr(loopback, "call", register)
+    monkeypatch.setattr(loopback, "program", lambda name: name)
+    demo = loopback.Loopback(tmp_path)
+    for lost in ([], ["0.registered"], ["0.registered", "0.pub"]):
+        for name in lost:
+            (demo.keys / name).unlink()
+        demo.register("0")
+        demo.register("0")
+        assert (demo.keys / "0.pub").read_text() == known[-1]
+    assert len(known) == 2
+
+    def fail(command: list[str], env: Any) -> str:
+        raise FedslrError("flwr supernode failed: no SuperLink")
+
+    monkeypatch.setattr(loopback, "call", fail)
+    with pytest.raises(FedslrError, match="no SuperLink"):
+        demo.register("1")
+    assert not (demo.keys / "1.registered").exists()
+
+
 def test_the_recipe_of_the_demo_is_the_default_of_the_app():
     assert flower.asked_for(context(0, {}, recipe="demo", out="")) == options.demo()
     assert flower.run_folder(context(0, {}, recipe="demo", out="")).name == "fedslr-1"

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -163,11 +164,19 @@ class Loopback:
             time.sleep(0.1)
 
     def register(self, name: str) -> None:
-        """A key for a node, and the SuperLink told of it."""
-        public = self.keys / f"{name}.pub"
+        """A key for a node, and the SuperLink told of it; whatever of that was done before is not done again."""
+        public, registered = self.keys / f"{name}.pub", self.keys / f"{name}.registered"
+        if registered.exists():
+            return
         if not public.exists():
+            (self.keys / name).unlink(missing_ok=True)
             keys.make_node_key(self.keys / name)
+        try:
             call([program("flwr"), "supernode", "register", str(public), CONNECTION], self.env)
+        except FedslrError as error:
+            if "already in use" not in str(error):
+                raise
+        registered.touch()
 
     def start_node(self, name: str, client: int, data: Path, store: Path) -> None:
         """A SuperNode, started again if it fails: after one was killed, Flower lets it in only a minute later."""
@@ -217,7 +226,10 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
     if resume and not run.exists():
         raise FedslrError(f"resume: {folder} holds no federation to resume")
     if (run / FILE).exists():
-        asked = options.from_text(Ledger(run).fact("recipe"))
+        begun = Ledger(run).fact("recipe")
+        asked = options.from_text(begun)
+        if rounds is not None:
+            asked = options.parse(config.apply(tomllib.loads(begun), [f"rounds={rounds}"]))
     clients = share_out(asked.recipe.data).clients
     with Loopback(folder) as federation:
         say("starting a SuperLink with TLS and node authentication")
@@ -229,7 +241,7 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
             federation.start_node(f"{number}", number, home / "data", home / "store")
             say(f"node {number}: {len(data.y)} samples in {home / 'data'}, state in {home / 'store'}")
         (run / FAILURE).unlink(missing_ok=True)
-        federation.submit("" if resume else asked.to_toml(), run.resolve())
+        federation.submit("" if resume and rounds is None else asked.to_toml(), run.resolve())
         return follow(run, asked.recipe.settings.rounds, say)
 
 
