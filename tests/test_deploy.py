@@ -473,6 +473,25 @@ def test_hostile_uploads_are_refused_and_the_run_completes(kind, tmp_path):
     assert len(server.refused) == 3
     assert re.search(reason, server.refused[0]), server.refused
     assert_is_simulated(federation, server)
+    kept = server.ledger.refused()
+    if kind == "another run" or "which is not open" in reason:
+        assert not kept  # nothing but a message that is late
+    else:
+        number, why = kept["client 2 (key-2)"]
+        assert number == 3
+        assert re.search(reason, why)
+
+
+def test_the_last_refusal_of_a_few_nodes_is_kept(tmp_path):
+    server = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"])).run()
+    ledger = server.ledger
+    for number in range(30):
+        ledger.note_refusal(f"node {number}", 1, "x" * 1000)
+        ledger.note_refusal("node 0", number, "\x1b[31mred")
+    kept = ledger.refused()
+    assert list(kept) == [f"node {number}" for number in range(11, 30)] + ["node 0"]
+    assert kept["node 0"] == (29, "?[31mred")
+    assert kept["node 29"] == (1, "x" * 300)
 
 
 def test_a_refused_node_is_told_why(tmp_path):

@@ -250,9 +250,11 @@ def test_status_says_whether_a_server_is_at_work(tmp_path, command):
     federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
     server = federation.server(federation.asked)
     next(server.rounds())
+    server.ledger.note_refusal("client 2 (key-2)", 1, "it is not finite")
     (tmp_path / "run" / "failure.txt").write_text("another start failed")
     out = command("federation", "status", tmp_path / "run")[1]
     assert "a server is at work on it" in out
+    assert "did not count: a message of client 2 (key-2) in round 1: it is not finite" in out
     assert "stopped" not in out
     server.folder.close()
     assert "stopped: another start failed" in command("federation", "status", tmp_path / "run")[1]

@@ -123,6 +123,8 @@ def status(out: Run) -> None:
         who = "waits for a node" if member.identity is None else f"node {member.identity[:16]}"
         leaving = ", leaving" if member.leaving else ""
         typer.echo(f"client {member.number}: {who}, {member.examples} samples, {last}{leaving}")
+    for sender, (number, why) in ledger.refused().items():
+        typer.echo(f"did not count: a message of {sender} in round {number}: {why}")
     if is_taken(out):
         typer.echo("a server is at work on it")
     elif (out / FAILURE).exists():

@@ -25,6 +25,10 @@ from fedslr.store import MAKE_ROOM, Entry, disk_errors, read_tree, sync_folder, 
 from fedslr.tree import Tree
 
 FORMAT = 1
+KEPT = 20
+"""Nodes of which it is remembered why a message of theirs did not count."""
+LONGEST = 300
+"""Letters of such a reason."""
 FILE, FOLDER = "ledger.sqlite", "ledger"
 
 TABLES = """
@@ -189,6 +193,18 @@ class Ledger:
     def removed(self) -> list[str]:
         """Nodes of clients that left."""
         return list(self.fact("removed") or [])
+
+    def refused(self) -> dict[str, tuple[int, str]]:
+        """By who sent it: the round and the reason of the last message that did not count, the newest last."""
+        return {who: (number, why) for who, (number, why) in (self.fact("refused") or {}).items()}
+
+    def note_refusal(self, who: str, number: int, why: str) -> None:
+        """Remember why a message did not count, for people who look into it; some of the words may be the sender's."""
+        why = "".join(c if c.isprintable() else "?" for c in why[:LONGEST])
+        found = self.refused()
+        if found.pop(who, None) != (number, why):
+            with self.transaction():
+                self._set("refused", dict([*found.items(), (who, (number, why))][-KEPT:]))
 
     @contextlib.contextmanager
     def _with_server(self, server: Tree | None, num_clients: int, why: str) -> Iterator[None]:

@@ -424,6 +424,8 @@ class Coordinator:
             who = "an unknown node" if client is None else f"client {client}"
             self.refused.append(f"{who}: {error}")
             self.say(f"a message of {who} ({identity[:16]}) does not count: {error}")
+            if not isinstance(error, _Stale):
+                self.ledger.note_refusal(f"{who} ({identity[:16]})", self.done + 1, str(error))
             if client is not None and not isinstance(error, _Stale):
                 self.notes[client] = str(error)
                 if self.open is not None:
