@@ -509,6 +509,13 @@ def test_accuracy_over_clients_and_rounds():
     many = [{"clients": [1], "accuracy_personal_per_client": [k / 10, 0.5]} for k in range(6)]
     assert metrics.accuracy(many, "late")["personal"] == pytest.approx(0.4)
     assert metrics.worst_decile(many, "late") == pytest.approx(0.3)
+    # Clients that come, go or do not answer: every one is itself.
+    others = [
+        {"clients": [0], "accuracy_personal_per_client": [0.9, 0.1, None]},
+        {"clients": [0], "evaluated": [0, 2], "accuracy_personal_per_client": [0.9, 0.7]},
+    ]
+    assert metrics.accuracy(others, "late")["personal"] == pytest.approx((0.9 + 0.1 + 0.7) / 3)
+    assert metrics.worst_decile(others, "late") == pytest.approx(0.1)
     assert metrics.accuracy([{"clients": [0]}]) == {"global": None, "personal": None}
 
 

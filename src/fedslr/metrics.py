@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from math import prod
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
@@ -31,8 +30,8 @@ def average(values: Sequence[float | None] | None) -> float | None:
     return fmean(known) if known else None
 
 
-def _evaluations(records: Sequence[Mapping[str, Any]], model: str, clients: str) -> list[list[float]]:
-    """The accuracies of every evaluation that had any: over all clients, or over those sampled in that round."""
+def _evaluations(records: Sequence[Mapping[str, Any]], model: str, clients: str) -> list[dict[int, float]]:
+    """The accuracies of every evaluation that had any: of all clients, or of those sampled in that round."""
     found = []
     for record in records:
         each = record.get(f"accuracy_{model}_per_client")
@@ -40,8 +39,7 @@ def _evaluations(records: Sequence[Mapping[str, Any]], model: str, clients: str)
             continue
         whose = record.get("evaluated") or range(len(each))
         sampled = set(record["clients"] if clients == "sampled" else whose)
-        chosen = [value for client, value in zip(whose, each, strict=True) if client in sampled]
-        if known := [v for v in chosen if v is not None]:
+        if known := {c: v for c, v in zip(whose, each, strict=True) if c in sampled and v is not None}:
             found.append(known)
     return found
 
@@ -51,15 +49,15 @@ LATE = 5
 
 
 def _picked(records: Sequence[Mapping[str, Any]], model: str, pick: str, clients: str) -> list[float] | None:
-    """The accuracies of the last evaluation, of the one whose mean is best, or of the last few."""
+    """The accuracies of the last evaluation, of the one whose mean is best, or every client's mean of the last few."""
     found = _evaluations(records, model, clients)
     if not found:
         return None
     if pick == "late":
         late = found[-LATE:]
-        # All clients are the same every time, those sampled are others.
-        return [fmean(each) for each in zip(*late, strict=True)] if clients == "all" else list(chain(*late))
-    return max(found, key=fmean) if pick == "best" else found[-1]
+        return [fmean(one[c] for one in late if c in one) for c in sorted(set().union(*late))]
+    chosen = max(found, key=lambda one: fmean(one.values())) if pick == "best" else found[-1]
+    return list(chosen.values())
 
 
 def accuracy(records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all") -> dict[str, float | None]:

@@ -7,10 +7,11 @@ at before it counts: what is wrong is said and left out, and the round goes on w
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -165,6 +166,9 @@ class Coordinator:
         if asked is None:
             return kept
         fixed = {"rounds"} if kept.recipe.algorithm.planned else set()
+        if asked.recipe.settings.rounds < self.ledger.fact("done"):
+            done = self.ledger.fact("done")
+            raise FedslrError(f"rounds: got {asked.recipe.settings.rounds}, but {done} are done in {self.folder.path}")
         if changed := difference(kept.recipe.to_toml(), asked.recipe.to_toml(), asked.recipe.algorithm.name, fixed):
             raise FedslrError(f"resume: this is not the run in {self.folder.path}: {changed}")
         if kept.options.shape != asked.options.shape or kept.options.classes != asked.options.classes:
@@ -252,33 +256,30 @@ class Coordinator:
         before = dict(self.seconds)
         record = Record(round=self.done + 1, lr=self.settings.round(self.done).lr, clients=[])
         sampled = self._sample()
-        tried = dict.fromkeys(sampled)
+        size = len(sampled)
         for _ in range(self.options.attempts):
-            needed = self.options.needed(len(sampled))
+            # Fewer than were drawn are left only where clients leave.
+            needed = self.options.needed(min(size, len(sampled)))
             with self._timed("train"):
-                asked = self._ask(TRAIN, self.ledger.next_attempt(), sampled, record)
+                asked = self._ask(TRAIN, self.ledger.next_attempt(), sampled, record, size)
             if len(asked.uploads) >= needed:
-                return self._close(asked, [n for n in self.members if n in tried], record, before)
-            sampled = self._instead(sampled, asked, tried)
-            tried |= dict.fromkeys(sampled)
+                return self._close(asked, sampled, record, before)
+            sampled = self._and_others(sampled, len(sampled) - len(asked.uploads))
             came = f"{len(asked.uploads)} of {needed} uploads came in time"
             self.say(f"round {self.done + 1}: {came}; asking clients {sampled}")
         raise FedslrError(
             f"round {self.done + 1}: fewer than {needed} uploads in {self.options.attempts} attempts from clients "
-            f"{sorted(tried)}; the log says what became of each; resume when they are back and well"
+            f"{sampled}; the log says what became of each; resume when they are back and well"
         )
 
-    def _instead(self, sampled: list[int], asked: Question, tried: Collection[int]) -> list[int]:
-        """Whom to ask next: who answered, others for those who did not, and these again where there are no others."""
+    def _and_others(self, sampled: list[int], count: int) -> list[int]:
+        """Whom to ask next: the same, whose uploads may be made by now, and so many others who are here."""
         here, members = set(self.post.nodes()), self.ledger.members()
-        stays = {n for n, member in self.members.items() if n in members and not members[n].leaving}
-        others = [n for n in self.members if n in stays and n not in tried and self.members[n].identity in here]
-        silent = [c for c in sampled if c not in asked.uploads]
-        drawn = seeds.generator(seeds.COHORT, self.settings.seed, self.done, len(tried)).permutation(len(others))
-        instead = [others[i] for i in drawn[: len(silent)]]
-        again = [c for c in silent if c in stays][: len(silent) - len(instead)]
-        chosen = {*asked.uploads, *instead, *again}
-        return [n for n in self.members if n in chosen] or sampled
+        stay = [n for n in self.members if n in members and not members[n].leaving]
+        others = [n for n in stay if n not in sampled and self.members[n].identity in here]
+        drawn = seeds.generator(seeds.COHORT, self.settings.seed, self.done, len(sampled)).permutation(len(others))
+        chosen = {*sampled, *(others[i] for i in drawn[:count])}
+        return [n for n in stay if n in chosen] or sampled
 
     def _sample(self) -> list[int]:
         numbers = list(self.members)
@@ -286,8 +287,10 @@ class Coordinator:
         examples = [m.examples for m in self.members.values()]
         return [numbers[i] for i in cohort.draw(self.select, size, examples, self.settings.seed, self.done)]
 
-    def _ask(self, kind: str, attempt: int, clients: list[int], record: Record | None = None) -> Question:
-        """Send every client its order and listen until all have answered or the deadline is over."""
+    def _ask(
+        self, kind: str, attempt: int, clients: list[int], record: Record | None = None, enough: float = math.inf
+    ) -> Question:
+        """Send every client its order and listen until all or enough have answered, or the deadline is over."""
         question = self.open = Question(kind, self.done, attempt, set(clients), record)
         for client in clients:
             self._order(client, question)
@@ -297,7 +300,7 @@ class Coordinator:
             question.waiting = {c for c in clients if self.members[c].identity in here}
         self.at("opened")
         until = self.clock() + self.options.deadline
-        while question.waiting and self.clock() < until:
+        while question.waiting and len(question.uploads) < enough and self.clock() < until:
             self._greet()
             self._listen()
         self.open = None

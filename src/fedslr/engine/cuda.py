@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -220,6 +220,20 @@ def _apart(uploads: Payload, states: Any) -> Payload:
     return made
 
 
+class _Memory(NamedTuple):
+    """Where graphs put what they make: one place for all recordings of a run, which never replay at once.
+
+    Memory that one recording needs no more is another's only where both were captured from the same stream.
+    """
+
+    pool: Any
+    stream: torch.cuda.Stream
+
+    @classmethod
+    def on(cls, device: torch.device) -> _Memory:
+        return cls(torch.cuda.graph_pool_handle(), torch.cuda.Stream(device))
+
+
 class _Recording:
     """A captured round, as graphs to be launched one after another, and where its inputs and outputs lie.
 
@@ -229,10 +243,11 @@ class _Recording:
     STEPS = 5
     """Local steps per graph."""
 
-    def __init__(self, states: Any, payload: Any, numbers: dict[str, Any], shared: bool, memory: Any = None) -> None:
+    def __init__(
+        self, states: Any, payload: Any, numbers: dict[str, Any], shared: bool, memory: _Memory | None = None
+    ) -> None:
         self.states, self.payload, self.numbers = states, payload, numbers
         self.memory = memory
-        """Where the graphs put what they make: one place for all recordings of a run, which never replay at once."""
         self.made = Together((), {}, 0)
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._steps = 0
@@ -255,7 +270,8 @@ class _Recording:
 
     def capture(self, work: Callable[[], Together], batches: Any) -> None:
         """Record the work; `batches` say when a step begins."""
-        stream = torch.cuda.Stream()
+        assert self.memory is not None
+        stream = self.memory.stream
         stream.wait_stream(torch.cuda.current_stream())
         batches.between_steps = self._cut
         try:
@@ -280,7 +296,8 @@ class _Recording:
 
     def _begin(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self.memory)
+        assert self.memory is not None
+        graph.capture_begin(pool=self.memory.pool)
         self._graphs.append(graph)
 
     def _cut(self) -> None:
@@ -321,7 +338,7 @@ class Cuda(Batched):
         self.precision = precision
         self.together.network = self._network()  # type: ignore[attr-defined]
         self._recordings: dict[Any, _Recording] = {}
-        self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self._memory = _Memory.on(self.device) if self.device.type == "cuda" else None
         self._plain = False
         self._between_phases: Callable[[], None] = lambda: None
         self._uploaded: torch.cuda.Event | None = None
