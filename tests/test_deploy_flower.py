@@ -190,6 +190,36 @@ def test_registering_goes_on_wherever_it_was_interrupted(tmp_path, monkeypatch):
     assert not (demo.keys / "1.registered").exists()
 
 
+def test_a_demo_knows_where_it_stands(tmp_path, command, monkeypatch):
+    run = tmp_path / "run"
+    assert loopback._begun(run) is None
+    run.mkdir()
+    (run / "ledger.sqlite").touch()  # killed before the first transaction
+    assert loopback._begun(run) is None
+    Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"])).run()
+    assert loopback._begun(run)[1] == 2
+    code, _, err = command("federation", "demo", "--out", tmp_path, "--resume", "--rounds", 1)
+    assert (code, err) == (2, f"error: rounds: got 1, but 2 are done in {tmp_path}\n")
+    code, _, err = command("federation", "demo", "--out", tmp_path)
+    assert code == 2
+    assert "already holds a federation" in err
+    (run / "summary.json").touch()
+    last = {"accuracy_personal_per_client": [0.9, 0.8], "accuracy_global_per_client": [0.7, 0.6], "evaluated": [0, 2]}
+    monkeypatch.setattr(loopback, "read_records", lambda path: [last])
+    code, out, _ = command("federation", "demo", "--out", tmp_path, "--resume")
+    assert code == 0
+    assert "all 2 rounds are done; --rounds asks for more" in out
+    # A client that left is nobody else.
+    assert "node 2: personal model 80.0 %, global model 60.0 %" in out
+    assert "node 1" not in out
+
+
+def test_what_a_program_says_is_a_line(tmp_path):
+    box = "import sys; sys.exit('╭─ Error ──╮\\n│ no such  │\\n│ thing    │\\n╰──────────╯')"
+    with pytest.raises(FedslrError, match=r"failed: Error no such thing$"):
+        loopback.call([sys.executable, "-c", box], {"PYTHONIOENCODING": "utf-8"})
+
+
 def test_the_recipe_of_the_demo_is_the_default_of_the_app():
     assert flower.asked_for(context(0, {}, recipe="demo", out="")) == options.demo()
     assert flower.run_folder(context(0, {}, recipe="demo", out="")).name == "fedslr-1"

@@ -66,7 +66,7 @@ def test_damaged_cifar_is_refused(damage, says, tmp_path):
     damage(tmp_path / "cifar-10-batches-bin")
     with pytest.raises(fedslr.FedslrError, match=says):
         cifar10(tmp_path)
-    with pytest.raises(fedslr.FedslrError, match=r"cifar-100-python is there; unpack the published archive"):
+    with pytest.raises(fedslr.FedslrError, match=r"is there; get it with `fedslr data fetch cifar100`, or unpack"):
         cifar100(tmp_path)
 
 

@@ -63,6 +63,16 @@ def _digest(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
+NO_MODELS = "{}: no checkpoint in it, so there are no models; expected a run's own folder"
+
+
+def require_checkpoint(run: Path) -> Path:
+    """The folder of a run's checkpoints, without making one."""
+    if not (run / "checkpoint").is_dir():
+        raise CheckpointError(NO_MODELS.format(run))
+    return run / "checkpoint"
+
+
 class Checkpoints:
     """The generations in a run's `checkpoint/` folder.
 

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from fedslr import config, naming
 from fedslr.api import Result, figures, summarize
+from fedslr.checkpoint import require_checkpoint
 from fedslr.config import Recipe, Settings
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
@@ -65,6 +66,8 @@ def reopen(
 ) -> Simulation:
     """The simulation of a run folder, to be looked at."""
     recipe = _recipe(folder, federation, model, algorithm)
+    # Before anything is asked for that would be of no use.
+    require_checkpoint(folder)
     # How it was trained does not matter to what it became, and another machine may not have it.
     settings = replace(
         recipe.settings,

@@ -134,7 +134,10 @@ def _cifar(name: str, root: Path, layout: Layout) -> Dataset:
     elif python.is_dir():
         folder, (_, train, test) = python, layout.python
     else:
-        raise FedslrError(f"data.root: neither {binary} nor {python} is there; unpack the published archive in {root}")
+        raise FedslrError(
+            f"data.root: neither {binary} nor {python} is there; get it with `fedslr data fetch {name}`, or unpack the "
+            f"published archive in {root}"
+        )
 
     def read(file: str) -> tuple[Array, Array]:
         if folder == binary:

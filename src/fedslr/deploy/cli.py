@@ -45,9 +45,9 @@ def demo(
     if rounds is not None and rounds < 1:
         raise FedslrError(f"rounds: got {rounds}, expected a whole number 1 or above")
     last = loopback.demo(out, rounds, resume, typer.echo)[-1]
-    shared = last["accuracy_global_per_client"]
-    for number, personal in enumerate(last["accuracy_personal_per_client"]):
-        typer.echo(f"node {number}: personal model {percent(personal)}, global model {percent(shared[number])}")
+    shared, own = last["accuracy_global_per_client"], last["accuracy_personal_per_client"]
+    for number, one, all_of_them in zip(last.get("evaluated") or range(len(own)), own, shared, strict=True):
+        typer.echo(f"node {number}: personal model {percent(one)}, global model {percent(all_of_them)}")
     typer.echo(f"everything is stopped; results in {out / 'run'} (look at {out / 'run' / 'report.html'})")
 
 
@@ -137,7 +137,9 @@ def status(out: Run) -> None:
 def remove(out: Run, client: Client) -> None:
     """Have a client leave before the next round; it takes its share of the server's mean with it."""
     _ledger(out).ask_to_leave(client)
-    typer.echo(f"client {client} leaves before the next round; then: flwr supernode unregister")
+    typer.echo(
+        f"client {client} leaves before the next round; then: flwr supernode unregister NODE (flwr supernode list)"
+    )
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -101,9 +102,10 @@ def submit(folder: Path, connection: str, recipe: str, out: Path, env: Mapping[s
 
 
 def call(command: list[str], env: Mapping[str, str]) -> str:
+    """What a program said; where it failed, that in a line, without the frames it draws."""
     done = subprocess.run(command, env=dict(env), capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
-        said = " ".join(f"{done.stdout} {done.stderr}".split())[-300:]
+        said = " ".join(re.sub("[─-╿]", " ", f"{done.stdout} {done.stderr}").split())[-300:]
         raise FedslrError(f"{Path(command[0]).name} {command[1]} failed: {said}")
     return done.stdout
 
@@ -217,19 +219,32 @@ def _listens(port: int) -> bool:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
+def _begun(run: Path) -> tuple[str, int] | None:
+    """The recipe and the finished rounds of the federation in a folder; None if none was begun there."""
+    if not (run / FILE).exists():
+        return None
+    with contextlib.closing(Ledger(run)) as ledger:
+        return (ledger.fact("recipe"), int(ledger.fact("done"))) if ledger.exists else None
+
+
 def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Three nodes on handwritten digits, from certificates to the end; the records of the run."""
     asked = options.demo() if rounds is None else options.demo([f"rounds={rounds}"])
     run = folder / "run"
-    if run.exists() and not resume:
+    begun = _begun(run)
+    if begun is not None and not resume:
         raise FedslrError(f"out: {folder} already holds a federation; resume it (--resume) or choose another folder")
     if resume and not run.exists():
         raise FedslrError(f"resume: {folder} holds no federation to resume")
-    if (run / FILE).exists():
-        begun = Ledger(run).fact("recipe")
-        asked = options.from_text(begun)
-        if rounds is not None:
-            asked = options.parse(config.apply(tomllib.loads(begun), [f"rounds={rounds}"]))
+    if begun is not None:
+        text, done = begun
+        changes = [] if rounds is None else [f"rounds={rounds}"]
+        asked = options.parse(config.apply(tomllib.loads(text), changes))
+        if asked.recipe.settings.rounds < done:
+            raise FedslrError(f"rounds: got {rounds}, but {done} are done in {folder}")
+        if asked.recipe.settings.rounds == done and (run / "summary.json").exists():
+            say(f"all {done} rounds are done; --rounds asks for more")
+            return read_records(run)
     clients = share_out(asked.recipe.data).clients
     with Loopback(folder) as federation:
         say("starting a SuperLink with TLS and node authentication")
@@ -241,7 +256,7 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
             federation.start_node(f"{number}", number, home / "data", home / "store")
             say(f"node {number}: {len(data.y)} samples in {home / 'data'}, state in {home / 'store'}")
         (run / FAILURE).unlink(missing_ok=True)
-        federation.submit("" if resume and rounds is None else asked.to_toml(), run.resolve())
+        federation.submit(asked.to_toml(), run.resolve())
         return follow(run, asked.recipe.settings.rounds, say)
 
 

@@ -20,7 +20,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.nn.functional import cross_entropy
 
 from fedslr import models, theory, tree, wire
-from fedslr.checkpoint import Checkpoints, Generation
+from fedslr.checkpoint import NO_MODELS, Checkpoints, Generation, require_checkpoint
 from fedslr.config import Settings
 from fedslr.data.cohort import Unbatchable
 from fedslr.data.federation import Federation, placed
@@ -462,7 +462,9 @@ class Simulation:
                     "to go on from; its figures are left as they are, choose another --out"
                 )
             if self.folder.has_lines():
-                self.warn("no round was saved before this run stopped; it starts again from the first")
+                self.warn(
+                    f"there is no checkpoint in {self.folder.path}, so this run starts again from the first round"
+                )
             self.begin()
             return False
         generation, kept = found
@@ -477,10 +479,10 @@ class Simulation:
     def look_into(self, folder: Path) -> None:
         """Take the models that the newest checkpoint of a run folder holds. Nothing there is changed."""
         # A folder that nobody trained in is not to be given a checkpoint folder by being looked at.
-        checkpoints = Checkpoints(folder / "checkpoint") if (folder / "checkpoint").is_dir() else None
-        found = checkpoints.load(self.warn, clients=False) if checkpoints else None
-        if checkpoints is None or found is None:
-            raise CheckpointError(f"{folder}: no checkpoint in it, so there are no models; expected a run's own folder")
+        checkpoints = Checkpoints(require_checkpoint(folder))
+        found = checkpoints.load(self.warn, clients=False)
+        if found is None:
+            raise CheckpointError(NO_MODELS.format(folder))
         generation, kept = found
         self.store = ClientStore(checkpoints.clients, self.device, budget=0)
         self.store.entries = dict(generation.clients)
