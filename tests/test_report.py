@@ -657,10 +657,13 @@ def test_mistakes_are_answered_with_a_line(command, tmp_path):
     run = write_run(tmp_path / "run")
     broken = shutil.copytree(run, tmp_path / "broken")
     (broken / "config.toml").write_text("rounds = ")
+    emptied = shutil.copytree(run, tmp_path / "emptied")
+    (emptied / "config.toml").write_text("")
     for arguments, words in [
         ([tmp_path / "none"], "none: no such folder"),
         ([tmp_path / "empty"], "empty: no run in it (config.toml is missing)"),
         ([broken], "config.toml: cannot be read"),
+        ([emptied], "config.toml: rounds is missing; the file is not that of a run, or damaged"),
         ([run, "--pick", "first"], "--pick: got 'first', expected last, best or late"),
         ([run, "--out", tmp_path / "empty"], "is a folder, expected a file such as"),
         ([run, "--out", tmp_path / "nowhere" / "x.html"], "nowhere: no such folder; make it, or choose another"),

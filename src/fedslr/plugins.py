@@ -56,7 +56,7 @@ def find(where: str, text: str) -> Any:
     except (Exception, SystemExit) as error:
         raise FedslrError(f"{where}: got '{text}', but importing it fails{_told(error)}") from error
     if not hasattr(module, name):
-        known = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+        known = [known for known in dir(module) if not known.startswith("_") and callable(getattr(module, known, None))]
         place = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
         raise FedslrError(f"{where}: got '{text}', but '{module_name}'{place} has no '{name}'; {suggest(name, known)}")
     return getattr(module, name)

@@ -170,7 +170,8 @@ def batchable() -> Iterator[None]:
     except RuntimeError as error:
         if "CUDA" in str(error) or "memory" in str(error):
             raise
-        raise Unbatchable(str(error).splitlines()[0]) from error
+        # Its first sentence: what follows is advice to people who write PyTorch.
+        raise Unbatchable(str(error).splitlines()[0].split(". ")[0]) from error
 
 
 class Batched(Eager):

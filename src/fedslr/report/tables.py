@@ -102,6 +102,8 @@ def run_in(home: Path) -> Run:
         config = flatten(tomllib.loads(recipe))
     except (OSError, ValueError) as error:
         raise FedslrError(f"{home / 'config.toml'}: cannot be read: {error}") from None
+    if missing := [key for key in ("rounds", "algorithm.name") if key not in config]:
+        raise FedslrError(f"{home / 'config.toml'}: {missing[0]} is missing; the file is not that of a run, or damaged")
     if (home / "summary.json").exists():
         return Run(home, config, *read_run(home), recipe)
     records = read_records(home) if (home / "metrics.jsonl").exists() else []
