@@ -37,7 +37,7 @@ class Interrupted(FedslrError):
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """How to go on from a name nobody knows: the nearest known one, or all of them."""
-    names = sorted(known)
+    names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names) or 'none'}"
 
