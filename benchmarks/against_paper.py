@@ -15,6 +15,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedslr.metrics import LATE
+
 
 class Figures(NamedTuple):
     """A row of the paper's Tables 1 and 2: accuracies in %, parameters in millions, communication in GB."""
@@ -47,9 +49,6 @@ def pair(ours: float | None, paper: float | None, digits: int = 2) -> str:
     """Our figure, and the paper's in brackets."""
     left = "–" if ours is None else f"{ours:.{digits}f}"
     return left if paper is None else f"{left} ({paper:.{digits}f})"
-
-
-LATE = 5
 
 
 def late(records: list[dict[str, Any]], model: str) -> str:

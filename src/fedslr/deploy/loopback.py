@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -229,7 +228,8 @@ def _begun(run: Path) -> tuple[str, int] | None:
 
 def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Three nodes on handwritten digits, from certificates to the end; the records of the run."""
-    asked = options.demo() if rounds is None else options.demo([f"rounds={rounds}"])
+    changes = [] if rounds is None else [f"rounds={rounds}"]
+    asked = options.demo(changes)
     run = folder / "run"
     begun = _begun(run)
     if begun is not None and not resume:
@@ -238,8 +238,7 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
         raise FedslrError(f"resume: {folder} holds no federation to resume")
     if begun is not None:
         text, done = begun
-        changes = [] if rounds is None else [f"rounds={rounds}"]
-        asked = options.parse(config.apply(tomllib.loads(text), changes))
+        asked = options.from_text(text, changes)
         if asked.recipe.settings.rounds < done:
             raise FedslrError(f"rounds: got {rounds}, but {done} are done in {folder}")
         if asked.recipe.settings.rounds == done and (run / "summary.json").exists():

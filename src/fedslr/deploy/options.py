@@ -82,17 +82,17 @@ def parse(table: dict[str, Any], as_recipe: Callable[[Mapping[str, Any]], Recipe
     return Deployment(as_recipe(rest), schema.build(FederationOptions, given, "federation"))
 
 
-def from_text(text: str) -> Deployment:
+def from_text(text: str, changes: Sequence[str] = ()) -> Deployment:
+    """A deployment from a recipe's text, with `key=value` changes applied."""
     try:
-        return parse(tomllib.loads(text))
+        return parse(config.apply(tomllib.loads(text), changes))
     except tomllib.TOMLDecodeError as error:
         raise FedslrError(f"the recipe is not valid TOML: {error}") from None
 
 
 def demo(changes: Sequence[str] = ()) -> Deployment:
     """The demo's federation."""
-    text = files("fedslr.deploy").joinpath("demo.toml").read_text("utf-8")
-    return parse(config.apply(tomllib.loads(text), changes))
+    return from_text(files("fedslr.deploy").joinpath("demo.toml").read_text("utf-8"), changes)
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Deployment:

@@ -166,8 +166,7 @@ class Coordinator:
         if asked is None:
             return kept
         fixed = {"rounds"} if kept.recipe.algorithm.planned else set()
-        if asked.recipe.settings.rounds < self.ledger.fact("done"):
-            done = self.ledger.fact("done")
+        if asked.recipe.settings.rounds < (done := self.ledger.fact("done")):
             raise FedslrError(f"rounds: got {asked.recipe.settings.rounds}, but {done} are done in {self.folder.path}")
         if changed := difference(kept.recipe.to_toml(), asked.recipe.to_toml(), asked.recipe.algorithm.name, fixed):
             raise FedslrError(f"resume: this is not the run in {self.folder.path}: {changed}")
@@ -429,10 +428,10 @@ class Coordinator:
             self.say(f"a message of {who} ({identity[:16]}) does not count: {error}")
             if not isinstance(error, _Stale):
                 self.ledger.note_refusal(f"{who} ({identity[:16]})", self.done + 1, str(error))
-            if client is not None and not isinstance(error, _Stale):
-                self.notes[client] = str(error)
-                if self.open is not None:
-                    self.open.waiting.discard(client)
+                if client is not None:
+                    self.notes[client] = str(error)
+                    if self.open is not None:
+                        self.open.waiting.discard(client)
         self.at("received")
 
     def _take_enrolment(self, identity: str, client: int | None, report: Report) -> None:
