@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,8 +25,8 @@ from deployed import SIZES, Federation, recipe
 from fedslr import tree, wire
 from fedslr.deploy import options
 from fedslr.deploy.ledger import Ledger
-from fedslr.errors import FedslrError
-from fedslr.record import read_records
+from fedslr.errors import FedslrError, TakenError
+from fedslr.record import is_taken, read_records
 from fedslr.store import plain, restore
 
 pytest.importorskip("flwr")
@@ -241,6 +242,34 @@ def test_a_failure_is_told_in_the_run_folder(tmp_path):
         loopback.follow(tmp_path / "run", 3, print)
 
 
+def test_a_server_waits_for_the_one_before_to_leave_the_folder(tmp_path, command, monkeypatch):
+    """A server whose SuperLink was killed takes some seconds to notice; the next one begins after it."""
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"]))
+    before, said = federation.server(federation.asked), []
+    with pytest.raises(TakenError, match="another process is running"):
+        federation.server(None, patience=0.3, say=said.append)
+    assert [line.startswith("another server is still in") for line in said] == [True]
+    leaving = threading.Timer(1.0, before.folder.close)
+    leaving.start()
+    server = federation.server(None, patience=60)
+    leaving.join()
+    monkeypatch.setattr(loopback, "submit", lambda *args: "")
+    assert "a server is still at work on it; the new one waits" in command("federation", "resume", tmp_path / "run")[1]
+    server.folder.close()
+    assert "at work" not in command("federation", "resume", tmp_path / "run")[1]
+
+
+def test_a_server_that_finds_another_at_work_is_no_failure_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower, "LINGERING", 0.1)
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"]))
+    at_work = federation.server(federation.asked)
+    grid = one_process(tmp_path, federation.federation)
+    with pytest.raises(TakenError):
+        flower.server(grid, context(0, {}, recipe="", out=str(tmp_path / "run")))
+    assert not (tmp_path / "run" / "failure.txt").exists()
+    at_work.folder.close()
+
+
 # --- keys and certificates ------------------------------------------------------------------------------------------
 
 
@@ -398,6 +427,37 @@ def test_nothing_outlives_the_one_that_started_it(tmp_path):
         return False
 
     wait_for(is_gone, 20)
+
+
+ORPHANED = """
+import sys, threading
+from pathlib import Path
+from fedslr.deploy import flower
+from fedslr.record import lock
+flower.PARTING = 0.5
+kept = lock(Path(sys.argv[1]))
+flower.end_with_parent()
+print("ready", flush=True)
+threading.Event().wait()
+"""
+ORPHANING = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_server_whose_superlink_is_gone_leaves_the_folder(tmp_path):
+    """Even one that waits for something that never comes."""
+    command = [sys.executable, "-c", ORPHANING, ORPHANED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        parent.stdout.readline()
+        time.sleep(2)
+        assert is_taken(tmp_path)
+        parent.kill()
+    wait_for(lambda: not is_taken(tmp_path), 30)
 
 
 def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):

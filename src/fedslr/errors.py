@@ -31,6 +31,10 @@ class StorageError(CheckpointError):
     """A file that the system does not give or take, for want of room or of permission: nothing is wrong with it."""
 
 
+class TakenError(FedslrError):
+    """A folder that another process works in."""
+
+
 class Interrupted(FedslrError):
     """A run that was asked to stop and did, after saving its last finished round."""
 

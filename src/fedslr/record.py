@@ -13,7 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import IO, Any, get_args, get_origin, get_type_hints
 
-from fedslr.errors import CheckpointError, FedslrError
+from fedslr.errors import CheckpointError, FedslrError, TakenError
 from fedslr.metrics import Evaluation, PerClient, Sizes, average
 from fedslr.store import disk_errors, write_durably
 from fedslr.wire import Size
@@ -87,7 +87,7 @@ def lock(folder: Path, shared: bool = False, wait: bool = False) -> IO[str]:
             fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
         except OSError:
             handle.close()
-            raise FedslrError(f"out: another process is running in {folder}; wait for it or choose another") from None
+            raise TakenError(f"out: another process is running in {folder}; wait for it or choose another") from None
     return handle
 
 

@@ -11,7 +11,7 @@ import typer
 from fedslr.arguments import Changes
 from fedslr.deploy import options, predict
 from fedslr.deploy.ledger import FILE, Ledger
-from fedslr.deploy.server import FAILURE
+from fedslr.deploy.server import FAILURE, LINGERING
 from fedslr.errors import FedslrError
 from fedslr.record import is_taken
 from fedslr.report import percent
@@ -89,6 +89,8 @@ def start(
 def resume(out: Run, superlink: Connection = "fedslr") -> None:
     """Go on with a federation from its last finished round, whatever stopped it."""
     _ledger(out).close()
+    if is_taken(out):
+        typer.echo(f"a server is still at work on it; the new one waits up to {LINGERING:g} seconds for it to end")
     _submit("", out, superlink)
 
 

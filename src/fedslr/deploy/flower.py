@@ -12,7 +12,10 @@ the run folder.
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,8 +31,8 @@ from fedslr.data.federation import Federation
 from fedslr.deploy import keys, options
 from fedslr.deploy.messages import ENROL, EVALUATE, TRAIN, Order, digest, quoted
 from fedslr.deploy.node import Data, Node
-from fedslr.deploy.server import FAILURE, Coordinator, finish, open_coordinator
-from fedslr.errors import FedslrError
+from fedslr.deploy.server import FAILURE, LINGERING, Coordinator, finish, open_coordinator
+from fedslr.errors import FedslrError, TakenError
 from fedslr.store import write_durably
 
 RECORD = "fedslr"
@@ -40,6 +43,12 @@ AGAIN = 5.0
 """Seconds after which an order that Flower could not deliver is sent once more."""
 TRIES = 3
 """How often an order is sent to a node that answers it with an error."""
+
+
+OWNED = "--parent-pid"
+"""Among a process' arguments: Flower wants it to end with the one that started it."""
+PARTING = 5.0
+"""Seconds that a server whose SuperLink is gone may take to end by itself."""
 
 
 def say(text: str) -> None:
@@ -175,15 +184,31 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run what is left of a federation. The run's settings name its folder and, to begin one, its recipe."""
     folder = run_folder(context)
+    if OWNED in sys.argv:
+        end_with_parent()
     with _telling(folder):
         post = FlowerPost(grid)
-        coordinator = open_coordinator(folder, asked_for(context), post, say=say)
+        coordinator = open_coordinator(folder, asked_for(context), post, patience=LINGERING, say=say)
         # An order that is older than its round is of no use to anybody.
         post.lifetime = coordinator.options.deadline + AGAIN
         try:
             federate(coordinator)
         finally:
             coordinator.folder.close()
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it is gone. Flower asks for that too, but its request is not heard
+    while an order is being sent, which is tried for ever. Nothing is lost: what was committed is on the disk."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL)
+        time.sleep(PARTING)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def federate(coordinator: Coordinator) -> None:
@@ -203,6 +228,9 @@ def _telling(folder: Path) -> Iterator[None]:
     (folder / FAILURE).unlink(missing_ok=True)
     try:
         yield
+    except TakenError:
+        # The server that is at work there says what becomes of it.
+        raise
     except Exception as error:
         write_durably(folder / FAILURE, f"{error}\n".encode())
         raise

@@ -25,7 +25,7 @@ from fedslr.deploy import keys, options
 from fedslr.deploy.ledger import FILE, Ledger
 from fedslr.deploy.server import FAILURE
 from fedslr.errors import FedslrError
-from fedslr.record import read_records
+from fedslr.record import locked, read_records
 from fedslr.report import percent
 
 CONNECTION = "fedslr"
@@ -245,7 +245,7 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
             say(f"all {done} rounds are done; --rounds asks for more")
             return read_records(run)
     clients = share_out(asked.recipe.data).clients
-    with Loopback(folder) as federation:
+    with locked(folder), Loopback(folder) as federation:
         say("starting a SuperLink with TLS and node authentication")
         federation.start_superlink()
         for number, data in enumerate(clients):

@@ -40,7 +40,7 @@ from fedslr.deploy.messages import (
 )
 from fedslr.deploy.options import Deployment
 from fedslr.engine import cohort, contract
-from fedslr.errors import FedslrError, WireError
+from fedslr.errors import FedslrError, TakenError, WireError
 from fedslr.metrics import Evaluation, Sizes, parameters
 from fedslr.record import Record, RunFolder
 from fedslr.report.page import write_report
@@ -53,6 +53,8 @@ FAILURE = "failure.txt"
 PHASES = ("train", "aggregate", "evaluate")
 GREETING = 60
 """Seconds after which a node that could not take part is asked again."""
+LINGERING = 60.0
+"""Seconds that a new server waits for the one before it to leave the run folder."""
 STEPS = ("opened", "received", "closing", "committed", "evaluated")
 """The moments of a server's work, for those who want to look at one."""
 
@@ -583,16 +585,33 @@ def _plausible(report: Report) -> Report:
     return report
 
 
-def open_coordinator(path: Path, asked: Deployment | None, post: Post, **options: Any) -> Coordinator:
-    """The federation of a run folder, which nobody else has open."""
+def open_coordinator(
+    path: Path, asked: Deployment | None, post: Post, patience: float = 0.0, **options: Any
+) -> Coordinator:
+    """The federation of a run folder, which nobody else has open, at the latest after some seconds."""
     if asked is None and not path.is_dir():
         raise FedslrError(f"resume: {path} holds no federation to resume")
-    folder = RunFolder(path)
+    folder = _taken_over(path, patience, options.get("say", lambda text: None))
     try:
         return Coordinator(folder, asked, post, **options)
     except BaseException:
         folder.close()
         raise
+
+
+def _taken_over(path: Path, patience: float, say: Callable[[str], None]) -> RunFolder:
+    """A run folder, as soon as the server before has left it: one whose link is gone may take seconds to notice."""
+    until, told = time.monotonic() + patience, False
+    while True:
+        try:
+            return RunFolder(path)
+        except TakenError:
+            if time.monotonic() >= until:
+                raise
+        if not told:
+            say(f"another server is still in {path}; waiting up to {patience:g} seconds for it to end")
+        told = True
+        time.sleep(0.2)
 
 
 def finish(coordinator: Coordinator) -> dict[str, Any]:
