@@ -139,12 +139,12 @@ def test_rounds_in_the_same_memory_are_the_batched_engines(
 
 
 def test_cohorts_are_filled_up_to_few_sizes() -> None:
-    for usual in (1, 3, 10, 17, 100):
+    for usual in (0, 1, 3, 10, 17, 100):
         assert seats(usual, usual) == usual
         for clients in range(1, 130):
-            assert 0 <= seats(clients, usual) - clients < (4 if clients <= 16 else 8)
+            assert 0 <= seats(clients, usual) - clients < max(1, 2 * usual**0.5 + 0.5)
             assert seats(seats(clients, usual), usual) == seats(clients, usual)
-    assert sorted({seats(clients, 10) for clients in range(1, 24)}) == [4, 8, 10, 12, 16, 24]
+    assert sorted({seats(clients, 10) for clients in range(1, 23)}) == [4, 10, 16, 22]
 
 
 def test_cohorts_of_many_sizes_need_few_recordings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -153,10 +154,12 @@ def stack(trees: Sequence[Any]) -> Any:
 
 
 def seats(clients: int, usual: int) -> int:
-    """How many a cohort is filled up to where every size has to be compiled or recorded: few sizes, little in vain."""
-    step = 4 if clients <= 16 else 8
-    filled = -(-clients // step) * step
-    return usual if clients <= usual <= filled else filled
+    """How many a cohort is filled up to where every size has to be compiled or recorded: few sizes, little in vain.
+
+    From one size to the next it is twice what cohorts drawn by coins deviate by, so that most of them need two sizes.
+    """
+    step = max(1, round(2 * math.sqrt(usual)))
+    return usual + -((usual - clients) // step) * step
 
 
 @contextmanager
