@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import fedslr
-from fedslr import config, experiments, metrics, record
+from fedslr import config, display, experiments, metrics, record
 from fedslr.report import curves, tables
 
 RECIPE = """
@@ -355,6 +356,36 @@ def test_a_table_with_known_cells():
     assert best[1:4] == ["60.00", "90.00", "90.00"]
     sampled = tables.table(groups, tables.columns("last", "sampled")).rows[0]
     assert sampled[1:4] == ["60.00", "50.00 ± 14.14", "50.00 ± 14.14"]
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [
+        (160, []),
+        (110, []),
+        (70, []),
+        (62, ["up"]),
+        (50, ["worst 10th %", "down", "up"]),
+        (20, list(tables.SPARE[::-1])),
+    ],
+)
+def test_a_table_fits_its_screen(width, left_out, monkeypatch):
+    """Words stay whole where they can, and what is not shown is named."""
+    titles = ["method", *(c.title for c in tables.columns())]
+    figures = ["83.81 ± 1.32", "92.98 ± 0.73", "79.15 ± 1.39", "11.17M", "3.98M ± 410.9k", "447.0 GB", "447.0 GB"]
+    made = tables.Table(titles, [["fedslr", *figures, "893.92"]], 1)
+    out = Console(file=io.StringIO(), width=width, color_system=None)
+    monkeypatch.setattr(display, "out_console", out)
+    display.print_table(made)
+    shown = out.file.getvalue()
+    assert all(len(line) <= width for line in shown.splitlines())
+    last = " ".join(shown.split())
+    assert ("left out" in last) is bool(left_out)
+    assert last.endswith(", ".join(left_out))
+    if width >= 50:
+        kept = set(titles) - set(left_out)
+        assert {word for title in kept for word in title.split()} <= set(shown.split())
+        assert {"fedslr", "92.98", "410.9k", "893.92"} <= set(shown.split())
 
 
 def test_runs_that_differ_are_never_merged():

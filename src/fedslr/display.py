@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -152,13 +153,39 @@ class ManyDisplay(_Live):
 
 
 def print_table(made: tables.Table) -> None:
+    """A table as wide as the screen: cells over several lines first, then without the columns that matter least."""
+    room, shown, without = out_console.width, made, []
+    for title in tables.SPARE:
+        if title in shown.titles and sum(_widths(shown, words=True)) > room:
+            shown = tables.without(shown, title)
+            without.append(title)
     drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for i, title in enumerate(made.titles):
-        label = i < made.labels
-        drawn.add_column(title, justify="left" if label else "right", no_wrap=label, overflow="fold")
-    for row in made.rows:
+    for i, (title, width) in enumerate(zip(shown.titles, _fitted(shown, room), strict=True)):
+        label = i < shown.labels
+        justify: JustifyMethod = "left" if label else "right"
+        drawn.add_column(title, justify=justify, no_wrap=label, overflow="fold", width=width)
+    for row in shown.rows:
         drawn.add_row(*row)
     out_console.print(drawn)
+    if without:
+        out_console.print(f"left out, for want of width: {', '.join(reversed(without))}", style="dim")
+
+
+def _widths(made: tables.Table, words: bool) -> list[int]:
+    """What every column needs, with a space behind it: for its cells, or for its words where cells may be broken."""
+    columns = [[title, *(row[i] for row in made.rows)] for i, title in enumerate(made.titles)]
+    parts = [" ".join(c).split() if words and i >= made.labels else c for i, c in enumerate(columns)]
+    return [max(map(cell_len, column)) + 1 for column in parts]
+
+
+def _fitted(made: tables.Table, room: int) -> list[int | None]:
+    """Widths that fit, taken from the columns that have most to spare; none where words have to be broken."""
+    widths, least = _widths(made, words=False), _widths(made, words=True)
+    if sum(least) > room:
+        return [None] * len(widths)
+    while sum(widths) > room:
+        widths[max(range(len(widths)), key=lambda i: widths[i] - least[i])] -= 1
+    return [width - 1 for width in widths]
 
 
 def print_summary(summary: dict[str, Any], records: list[dict[str, Any]], width: int) -> None:

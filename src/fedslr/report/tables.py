@@ -268,6 +268,17 @@ class Table(NamedTuple):
     """How many columns, from the left, are labels."""
 
 
+SPARE = ("up", "down", "worst 10th %", "size global")
+"""Columns that a narrow screen does without, the first one first."""
+
+
+def without(made: Table, title: str) -> Table:
+    """A table less one of its columns."""
+    at = made.titles.index(title)
+    rows = [row[:at] + row[at + 1 :] for row in made.rows]
+    return Table(made.titles[:at] + made.titles[at + 1 :], rows, made.labels)
+
+
 def table(groups: Sequence[Group], figures: Sequence[Column]) -> Table:
     rows = []
     for one in groups:
