@@ -638,7 +638,7 @@ def test_the_card_says_what_the_model_is(trained, tmp_path):
         "personal model of client 0",
         "rank\\_penalty = 0.0001",
         f"{facts.numbers:,}",
-        f"{100 * facts.bytes / facts.dense_bytes:.0f} % of the dense weights",
+        f"{100 * facts.bytes / facts.dense_bytes:.0f} % of the dense model's",
         "its 7 test samples",
         'fedslr.load_exported("client0.safetensors", module_of_the_same_architecture)',
         "(batch, 2, 6, 6) of float32",
@@ -690,7 +690,7 @@ def test_export_writes_a_file_and_its_card(command, folder):
     code, printed, err = command("export", folder, "--client", "3")
     assert (code, err) == (0, "")
     assert str(folder / "export" / "client-3.safetensors") in printed
-    assert "% of the dense weights" in printed
+    assert "% of the dense model's size" in printed
     assert "accuracy" in printed
     assert (folder / "export" / "client-3.safetensors.md").exists()
     x = torch.randn(5, 1, 8, 8)

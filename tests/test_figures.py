@@ -82,6 +82,14 @@ def test_a_run_has_its_representation(command, trained, tmp_path):
     assert titles == [f"{extractor} extractor, {classifier} classifier" for extractor in parts for classifier in parts]
 
 
+def test_a_representation_is_that_of_a_client_that_has_trained(trained):
+    """Unless one is asked for, the one with the most labels among those."""
+    (run,) = tables.find_runs([trained[0]])
+    for only in range(3):
+        records = [{**record, "clients": [only]} for record in run.records]
+        assert representation.represent(run._replace(records=records), None).client == only
+
+
 def test_a_sweep_has_its_sensitivity(command, tmp_path):
     for i, value in enumerate((1e-4, 1e-3, 1e-2)):
         write_run(tmp_path / "runs" / str(i), lr=value)

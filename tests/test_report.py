@@ -81,6 +81,7 @@ def write_run(
             line |= {"accuracy_personal_per_client": own, "accuracy_global_per_client": shared}
             line |= {"accuracy_personal": sum(own) / clients, "accuracy_global": sum(shared) / clients}
             line |= {"parameters_global": 40, "parameters_personal": [50 + i for i in range(clients)]}
+            line["parameters_dense"] = 100
         records.append(line)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (folder / "labels.json").write_text(json.dumps({"counts": [[3, 0, 1]] * clients}))
@@ -260,6 +261,13 @@ def test_only_the_last_line_of_an_unfinished_run_may_be_cut_short(tmp_path):
         metrics.write_bytes(b"".join(damaged))
         with pytest.raises(fedslr.FedslrError, match=f"line {number} is damaged"):
             shown(tmp_path / "run")
+
+
+def test_an_unfinished_run_says_how_large_its_models_are(tmp_path):
+    text = " ".join(shown(write_run(tmp_path / "a", planned=9)).split())
+    assert "size of the global model" in text
+    assert "40 of 100 numbers" in text
+    assert "zeros in the personal parts" in text
 
 
 def test_unfinished_seeds_do_not_count_beside_finished_ones(tmp_path):

@@ -51,6 +51,8 @@ class Record:
     parameters_global: int | None = None
     """Numbers the global model needs as it is stored; below, those of each evaluated client's own model."""
     parameters_personal: list[int] | None = None
+    parameters_dense: int | None = None
+    """Numbers of the model as it is written down, with every matrix dense."""
     diagnostics: dict[str, float] | None = None
 
     def count_down(self, size: Size) -> None:
@@ -69,6 +71,7 @@ class Record:
 
     def add_sizes(self, found: Sizes) -> None:
         self.parameters_global, self.parameters_personal = found.global_, found.personal
+        self.parameters_dense = found.dense
 
     def line(self) -> str:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None})

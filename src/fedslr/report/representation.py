@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -58,18 +58,23 @@ def _open(run: Run, client: int | None) -> tuple[Simulation, Params, Params, int
         simulation = reopen(run.folder, None, None, None, "cpu", cross_entropy, lambda text: None)
     except FedslrError as error:
         raise FedslrError(f"tsne: {run.folder} cannot be made again from its recipe: {error}") from error
-    chosen = _choose(simulation, client)
+    chosen = _choose(simulation, client, {c for record in run.records for c in record["clients"]})
     shared = simulation.algorithm.global_model(simulation.server)
     if shared is None:
         raise FedslrError(f"tsne: {simulation.algorithm.name} has no global model")
     return simulation, shared, simulation.personal_params(chosen), chosen
 
 
-def _choose(simulation: Simulation, client: int | None) -> int:
-    """The client that was asked for, or the one with the most labels to tell apart."""
+def _choose(simulation: Simulation, client: int | None, trained: Collection[int]) -> int:
+    """The client that was asked for, or of those that have trained the one with the most labels to tell apart."""
     clients = simulation.federation.clients
     if client is None:
-        return max(range(len(clients)), key=lambda c: (len(clients[c].y_test.unique()), len(clients[c].y_test), -c))
+
+        def worth(number: int) -> tuple[bool, int, int, int]:
+            tested = clients[number].y_test
+            return number in trained, len(tested.unique()), len(tested), -number
+
+        return max(range(len(clients)), key=worth)
     if not 0 <= client < len(clients):
         raise FedslrError(f"--client: got {client}, expected a whole number from 0 to {len(clients) - 1}")
     return client

@@ -124,7 +124,7 @@ def summary_so_far(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
         "rerunnable": True,
         "accuracy": metrics.accuracy(records),
         "parameters": {
-            "dense": None,
+            "dense": sized[-1].get("parameters_dense") if sized else None,
             "global": sized[-1].get("parameters_global") if sized else None,
             "personal": fmean(own) if own else None,
             "personal_std": pstdev(own) if own else None,

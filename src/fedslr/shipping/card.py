@@ -101,7 +101,7 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f} % of the dense weights" if whole else "–"
+    return f"{100 * part / whole:.0f} % of the dense model's" if whole else "–"
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
@@ -128,4 +128,6 @@ def _layers(forms: Mapping[str, str], layers: int) -> str:
         "recomposed": "put together from factors and non-zeros",
     }
     parts = [f"{counted[form]} {text}" for form, text in words.items() if counted[form]]
-    return f"Weight matrices: {', '.join([*parts, f'{layers - len(forms)} dense'])}."
+    if dense := layers - len(forms):
+        parts.append(f"{dense} as they are")
+    return f"Weight matrices: {', '.join(parts)}."

@@ -51,7 +51,7 @@ def export(
     facts = made.facts
     for line in (
         f"{whose(client)}, {facts.format}, for {facts.purpose}: {made.path}",
-        f"{amount(facts.bytes)}, {100 * facts.bytes / facts.dense_bytes:.0f} % of the dense weights "
+        f"{amount(facts.bytes)}, {100 * facts.bytes / facts.dense_bytes:.0f} % of the dense model's size "
         f"({amount(facts.dense_bytes)})",
         f"accuracy {percent(facts.accuracy)}; answers differ from the dense model's by at most {facts.difference:.1g}",
         f"model card: {made.card}",
