@@ -26,7 +26,7 @@ from fedslr import tree, wire
 from fedslr.deploy import options
 from fedslr.deploy.ledger import Ledger
 from fedslr.errors import FedslrError, TakenError
-from fedslr.record import is_taken, read_records
+from fedslr.record import Record, is_taken, lock, read_records
 from fedslr.store import plain, restore
 
 pytest.importorskip("flwr")
@@ -239,7 +239,19 @@ def test_a_failure_is_told_in_the_run_folder(tmp_path):
         flower.server(grid, context(0, {}, recipe="", out=str(tmp_path / "run")))
     assert "holds no federation" in (tmp_path / "run" / "failure.txt").read_text()
     with pytest.raises(FedslrError, match="holds no federation"):
-        loopback.follow(tmp_path / "run", 3, print)
+        loopback.follow(tmp_path / "run", 3, print, handover=0.5)
+
+
+def test_what_a_server_says_in_leaving_is_no_failure_of_its_successor(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(Record(1, 0.1, [0]).line() + "\n")
+    (tmp_path / "failure.txt").write_text("the SuperLink is gone")
+    with lock(tmp_path):
+        done = threading.Timer(1.5, (tmp_path / "summary.json").touch)
+        done.start()
+        assert len(loopback.follow(tmp_path, 1, print, limit=60, handover=0.2)) == 1
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(FedslrError, match="the SuperLink is gone"):
+        loopback.follow(tmp_path, 1, print, limit=60, handover=0.2)
 
 
 def test_a_server_waits_for_the_one_before_to_leave_the_folder(tmp_path, command, monkeypatch):

@@ -186,15 +186,17 @@ def main(grid: Grid, context: Context) -> None:
     folder = run_folder(context)
     if OWNED in sys.argv:
         end_with_parent()
+    post = FlowerPost(grid)
     with _telling(folder):
-        post = FlowerPost(grid)
         coordinator = open_coordinator(folder, asked_for(context), post, patience=LINGERING, say=say)
-        # An order that is older than its round is of no use to anybody.
-        post.lifetime = coordinator.options.deadline + AGAIN
-        try:
+    # An order that is older than its round is of no use to anybody.
+    post.lifetime = coordinator.options.deadline + AGAIN
+    try:
+        # What the server before said in leaving is no matter any more.
+        with _telling(folder):
             federate(coordinator)
-        finally:
-            coordinator.folder.close()
+    finally:
+        coordinator.folder.close()
 
 
 def end_with_parent() -> None:

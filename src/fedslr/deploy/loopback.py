@@ -25,7 +25,7 @@ from fedslr.deploy import keys, options
 from fedslr.deploy.ledger import FILE, Ledger
 from fedslr.deploy.server import FAILURE
 from fedslr.errors import FedslrError
-from fedslr.record import locked, read_records
+from fedslr.record import is_taken, locked, read_records
 from fedslr.report import percent
 
 CONNECTION = "fedslr"
@@ -34,6 +34,9 @@ PATIENCE = 30
 
 GRACE = 5
 """Seconds that a process may take to end by itself."""
+
+HANDOVER = 10.0
+"""Seconds after which a run whose server failed has no other."""
 
 GUARD = '(while kill -0 "$0"; do sleep 1; done; kill -- -$$) >/dev/null 2>&1 & '
 """Ends a process and all that it started when the one that started it is gone, however it went."""
@@ -259,9 +262,11 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
         return follow(run, asked.recipe.settings.rounds, say)
 
 
-def follow(run: Path, rounds: int, say: Callable[[str], None], limit: float = 3600) -> list[dict[str, Any]]:
-    """Wait for a run on this machine to end, a line for every round."""
-    told, until = 0, time.monotonic() + limit
+def follow(
+    run: Path, rounds: int, say: Callable[[str], None], limit: float = 3600, handover: float = HANDOVER
+) -> list[dict[str, Any]]:
+    """Wait for a run on this machine to end, a line for every round. A server that fails may have a successor."""
+    told, until, failed = 0, time.monotonic() + limit, None
     while time.monotonic() < until:
         records = read_records(run) if (run / "metrics.jsonl").exists() else []
         for record in records[told:]:
@@ -269,9 +274,13 @@ def follow(run: Path, rounds: int, say: Callable[[str], None], limit: float = 36
             accuracy = "" if shown is None else f"  personal accuracy {percent(shown)}"
             say(f"round {record['round']}/{rounds}  clients {record['clients']}  {record['seconds']:.1f} s{accuracy}")
         told = max(told, len(records))
-        if (run / FAILURE).exists():
-            raise FedslrError((run / FAILURE).read_text("utf-8").strip())
         if (run / "summary.json").exists() and told >= rounds:
             return records
+        if not (run / FAILURE).exists() or is_taken(run):
+            failed = None
+        elif failed is None:
+            failed = time.monotonic()
+        elif time.monotonic() > failed + handover:
+            raise FedslrError((run / FAILURE).read_text("utf-8").strip())
         time.sleep(0.5)
     raise FedslrError(f"{run}: the run did not end in {limit:g} seconds")
