@@ -30,7 +30,7 @@ from fedslr.deploy import server as server_module
 from fedslr.deploy.messages import DONE, LOST, REFUSED, TRAIN, Order, digest
 from fedslr.deploy.node import Node
 from fedslr.engine.rounds import Simulation
-from fedslr.errors import FedslrError
+from fedslr.errors import CheckpointError, FedslrError
 from fedslr.record import read_records
 from fedslr.store import plain
 
@@ -586,6 +586,16 @@ def test_a_node_that_claims_anothers_number_is_refused(tmp_path):
     assert_is_simulated(federation, server)
 
 
+def test_a_node_that_was_taken_in_is_not_reported_any_more(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"]))
+    server = federation.server(federation.asked)
+    for node in ("key-0", "key-x"):
+        server.ledger.note_refusal(f"an unknown node ({node})", 1, "it cannot take part: its store is another's")
+    assert len(list(server.rounds())) == 1
+    server.folder.close()
+    assert list(server.ledger.refused()) == ["an unknown node (key-x)"]
+
+
 def test_numbers_can_be_registered_beforehand(tmp_path):
     """An impostor that comes first gets nothing where numbers have keys."""
     federation, impostor = with_impostor(tmp_path)
@@ -676,6 +686,45 @@ def test_a_client_joins_and_another_leaves(tmp_path):
     assert server.server.num_clients == server.num_clients == 4
     assert len(off) == 3
     assert max(off) <= EXACT
+
+
+def test_somebody_stays(tmp_path):
+    asked = recipe(clients=2, changes=["clients_per_round=2", "rounds=4"])
+    federation = Federation(tmp_path, make_federation(SIZES[:3]), asked)
+    newcomer = federation.post.nodes_by_identity.pop("key-2")
+    heard: list[str] = []
+    server = federation.server(asked, say=heard.append)
+    for number, _ in enumerate(server.rounds()):
+        if number == 0:
+            server.ledger.ask_to_leave(0)
+            with pytest.raises(FedslrError, match="client: got 1, which is the last one that stays"):
+                server.ledger.ask_to_leave(1)
+            server.ledger.ask_to_stay(0)
+            server.ledger.ask_to_leave(0)
+            server.ledger._set_leaving(1, True)  # as a ledger of an earlier version may have it
+        if number == 1:
+            assert list(server.members) == [1]
+            federation.post.nodes_by_identity["key-2"] = newcomer
+    server.folder.close()
+    assert any("client 1 is the last one and stays" in text for text in heard)
+    assert list(server.members) == [2]
+    assert mismatch(federation, server) <= EXACT
+
+
+def test_what_others_may_not_read_is_written_so(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"]))
+    federation.run()
+    for folder in (tmp_path / "run" / "ledger", tmp_path / "node-0"):
+        assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_is_named(tmp_path):
+    server = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"])).run()
+    db = server.ledger._db
+    db.execute(f"PRAGMA max_page_count={db.execute('PRAGMA page_count').fetchone()[0]}")
+    with pytest.raises(CheckpointError, match=r"ledger.sqlite: database or disk is full; make room"):
+        server.ledger.change_recipe("x" * 10**6)
+    server.ledger.ask_to_leave(1)
 
 
 def test_a_client_may_get_a_new_key(tmp_path):

@@ -193,12 +193,12 @@ def test_registering_goes_on_wherever_it_was_interrupted(tmp_path, monkeypatch):
 
 def test_a_demo_knows_where_it_stands(tmp_path, command, monkeypatch):
     run = tmp_path / "run"
-    assert loopback._begun(run) is None
+    assert loopback.begun(run) is None
     run.mkdir()
     (run / "ledger.sqlite").touch()  # killed before the first transaction
-    assert loopback._begun(run) is None
+    assert loopback.begun(run) is None
     Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"])).run()
-    assert loopback._begun(run)[1] == 2
+    assert loopback.begun(run)[1] == 2
     code, _, err = command("federation", "demo", "--out", tmp_path, "--resume", "--rounds", 1)
     assert (code, err) == (2, f"error: rounds: got 1, but 2 are done in {tmp_path}\n")
     code, _, err = command("federation", "demo", "--out", tmp_path)
@@ -348,6 +348,49 @@ def test_a_start_that_failed_early_says_why(tmp_path, command):
     assert "(ledger.sqlite is empty)" in err
 
 
+def test_what_cannot_run_is_not_started(tmp_path, command, monkeypatch):
+    monkeypatch.setattr(loopback, "submit", lambda *args: "17")
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
+    (tmp_path / "recipe.toml").write_text(federation.asked.to_toml())
+    call = ("federation", "start", tmp_path / "recipe.toml", "--out", tmp_path / "run")
+    code, out, _ = command(*call)
+    assert (code, "`flwr log 17 fedslr`" in out) == (0, True)
+    server = federation.server(federation.asked)
+    assert command(*call)[::2] == (
+        2, f"error: out: a server is at work in {tmp_path / 'run'}; wait for it, or choose another folder\n"
+    )  # fmt: skip
+    server.folder.close()
+    code, _, err = command(*call, "--set", "lr=0.3")
+    assert (code, f"this is not the run in {tmp_path / 'run'}: lr was" in err) == (2, True)
+    assert command(*call, "--set", "rounds=3")[0] == 0
+    assert not (tmp_path / "run" / "failure.txt").exists()
+
+
+def test_a_demo_that_is_interrupted_says_how_it_goes_on(tmp_path, command, monkeypatch):
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loopback, "demo", interrupted)
+    code, _, err = command("federation", "demo", "--out", tmp_path)
+    assert (code, err) == (130, f"stopped before anything was trained; remove {tmp_path} or start it again\n")
+    for name in ("flower", "keys"):
+        (tmp_path / name).mkdir()
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
+    server = federation.server(federation.asked)
+    next(server.rounds())
+    server.folder.close()
+    going_on = f"go on with: fedslr federation demo --out {tmp_path} --resume\n"
+    assert command("federation", "demo", "--out", tmp_path)[::2] == (130, f"stopped; {going_on}")
+    assert command("federation", "status", tmp_path / "run")[1].endswith(going_on)
+
+
+def test_what_a_program_said_last_is_told_in_whole_words(tmp_path):
+    said = " ".join(f"word{i}" for i in range(200))
+    with pytest.raises(FedslrError, match=r"sh -c failed: … word\d+ .* word199$") as error:
+        loopback.call(["sh", "-c", f"echo {said}; exit 1"], {"PATH": os.environ["PATH"]})
+    assert len(str(error.value)) < 450
+
+
 def test_status_remove_release_and_predict(tmp_path, command):
     federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
     federation.run()
@@ -357,6 +400,8 @@ def test_status_remove_release_and_predict(tmp_path, command):
     assert "client 4: node key-4, 7 samples" in out
     assert command("federation", "remove", tmp_path / "run", 3)[0] == 0
     assert command("federation", "release", tmp_path / "run", 2)[0] == 0
+    assert command("federation", "remove", tmp_path / "run", 4)[0] == 0
+    assert command("federation", "remove", tmp_path / "run", 4, "--undo")[:2] == (0, "client 4 stays\n")
     out = command("federation", "status", tmp_path / "run")[1]
     assert "client 2: waits for a node" in out
     assert "leaving" in out

@@ -77,10 +77,10 @@ class Record:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None})
 
 
-def lock(folder: Path, shared: bool = False, wait: bool = False) -> IO[str]:
+def lock(folder: Path, shared: bool = False, wait: bool = False, mode: int = 0o777) -> IO[str]:
     """Take a folder for this process, or for several; the lock goes with the file that is returned."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode, parents=True, exist_ok=True)
         handle = (folder / ".lock").open("a", encoding="utf-8")
     except OSError as error:
         raise FedslrError(f"out: cannot write to {folder}: {error.strerror}; choose another folder") from error
@@ -95,15 +95,15 @@ def lock(folder: Path, shared: bool = False, wait: bool = False) -> IO[str]:
 
 
 def is_taken(folder: Path) -> bool:
-    """Whether a process works in a folder."""
+    """Whether a process works in a folder, as far as it can be looked into: nothing is written there."""
     try:
-        with (folder / ".lock").open("a", encoding="utf-8") as handle:
+        with (folder / ".lock").open("rb") as handle:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:
+        return False
     return False
 
 

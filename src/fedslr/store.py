@@ -34,7 +34,7 @@ THREADS = 8
 """Files that are read or written at once, at most; no more than there are cores."""
 BEHIND = 16
 """States that may wait to be written; beyond that the training waits for the disk."""
-MAKE_ROOM = "make room, then try again, a run with --resume"
+MAKE_ROOM = "make room, then try again; a run is resumed"
 GPU_SHARE = 0.5
 """Of a GPU's memory that is free when a run starts: what clients' states may take."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +12,8 @@ import typer
 from fedslr.arguments import Changes
 from fedslr.deploy import options, predict
 from fedslr.deploy.ledger import FILE, Ledger
-from fedslr.deploy.server import FAILURE, LINGERING
-from fedslr.errors import FedslrError
+from fedslr.deploy.server import FAILURE, LINGERING, same_run
+from fedslr.errors import FedslrError, Interrupted
 from fedslr.record import is_taken
 from fedslr.report import percent
 
@@ -44,7 +45,12 @@ def demo(
 
     if rounds is not None and rounds < 1:
         raise FedslrError(f"rounds: got {rounds}, expected a whole number 1 or above")
-    last = loopback.demo(out, rounds, resume, typer.echo)[-1]
+    try:
+        last = loopback.demo(out, rounds, resume, typer.echo)[-1]
+    except KeyboardInterrupt:
+        if loopback.begun(out / "run") is None:
+            raise Interrupted(f"stopped before anything was trained; remove {out} or start it again") from None
+        raise Interrupted(f"stopped; go on with: {_resuming(out / 'run')}") from None
     shared, own = last["accuracy_global_per_client"], last["accuracy_personal_per_client"]
     for number, one, all_of_them in zip(last.get("evaluated") or range(len(own)), own, shared, strict=True):
         typer.echo(f"node {number}: personal model {percent(one)}, global model {percent(all_of_them)}")
@@ -82,12 +88,21 @@ def start(
     superlink: Connection = "fedslr",
 ) -> None:
     """Begin a federation: ask a SuperLink to run it."""
-    _submit(options.read(recipe, changes or []).to_toml(), out, superlink)
+    asked = options.read(recipe, changes or [])
+    require_flower()
+    if is_taken(out):
+        raise FedslrError(f"out: a server is at work in {out}; wait for it, or choose another folder")
+    if (out / FILE).exists():
+        with contextlib.closing(Ledger(out)) as ledger:
+            if ledger.exists:
+                same_run(ledger, asked, out)
+    _submit(asked.to_toml(), out, superlink)
 
 
 @app.command()
 def resume(out: Run, superlink: Connection = "fedslr") -> None:
     """Go on with a federation from its last finished round, whatever stopped it."""
+    require_flower()
     _ledger(out).close()
     if is_taken(out):
         typer.echo(f"a server is still at work on it; the new one waits up to {LINGERING:g} seconds for it to end")
@@ -95,15 +110,17 @@ def resume(out: Run, superlink: Connection = "fedslr") -> None:
 
 
 def _submit(text: str, out: Path, superlink: str) -> None:
-    require_flower()
     import os
     import tempfile
 
     from fedslr.deploy import loopback
 
     with tempfile.TemporaryDirectory(prefix="fedslr-") as folder:
-        loopback.submit(Path(folder), superlink, text, out.absolute(), {**loopback.QUIET, **os.environ})
-    typer.echo(f"the SuperLink runs it; see `flwr log`, `fedslr federation status {out}`")
+        number = loopback.submit(Path(folder), superlink, text, out.absolute(), {**loopback.QUIET, **os.environ})
+    typer.echo(
+        f"the SuperLink runs it as run {number}, and takes some seconds to begin; see "
+        f"`fedslr federation status {out}`, `flwr log {number} {superlink}`"
+    )
 
 
 @app.command()
@@ -132,12 +149,20 @@ def status(out: Run) -> None:
     elif (out / FAILURE).exists():
         typer.echo("stopped: " + (out / FAILURE).read_text("utf-8").strip())
     elif ledger.fact("done") < asked.recipe.settings.rounds:
-        typer.echo(f"no server is at work on it; go on with: fedslr federation resume {out}")
+        typer.echo(f"no server is at work on it; go on with: {_resuming(out)}")
 
 
 @app.command()
-def remove(out: Run, client: Client) -> None:
+def remove(
+    out: Run,
+    client: Client,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it stay after all, if it has not left yet.")] = False,
+) -> None:
     """Have a client leave before the next round; it takes its share of the server's mean with it."""
+    if undo:
+        _ledger(out).ask_to_stay(client)
+        typer.echo(f"client {client} stays")
+        return
     _ledger(out).ask_to_leave(client)
     typer.echo(
         f"client {client} leaves before the next round; then: flwr supernode unregister NODE (flwr supernode list)"
@@ -149,6 +174,12 @@ def release(out: Run, client: Client) -> None:
     """Give a client's number to the next node that claims it: its machine or its key was replaced."""
     _ledger(out).release(client)
     typer.echo(f"client {client} is whoever claims that number next")
+
+
+def _resuming(out: Path) -> str:
+    """The command that goes on with a run: a demo brings its SuperLink and its nodes along."""
+    demo = out.name == "run" and all((out.parent / name).is_dir() for name in ("flower", "keys", "node-0"))
+    return f"fedslr federation demo --out {out.parent} --resume" if demo else f"fedslr federation resume {out}"
 
 
 def _ledger(out: Path) -> Ledger:

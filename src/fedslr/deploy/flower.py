@@ -33,7 +33,7 @@ from fedslr.deploy.messages import ENROL, EVALUATE, TRAIN, Order, digest, quoted
 from fedslr.deploy.node import Data, Node
 from fedslr.deploy.server import FAILURE, LINGERING, Coordinator, finish, open_coordinator
 from fedslr.errors import FedslrError, TakenError
-from fedslr.store import write_durably
+from fedslr.store import disk_errors, write_durably
 
 RECORD = "fedslr"
 TYPES = {ENROL: MessageType.QUERY, TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
@@ -226,8 +226,9 @@ def federate(coordinator: Coordinator) -> None:
 @contextmanager
 def _telling(folder: Path) -> Iterator[None]:
     """Leave a line in the run folder for those who wait for the run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / FAILURE).unlink(missing_ok=True)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FAILURE).unlink(missing_ok=True)
     try:
         yield
     except TakenError:

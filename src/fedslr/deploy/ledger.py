@@ -87,7 +87,7 @@ class Ledger:
     def __init__(self, run: Path) -> None:
         self.path, self.folder = run / FILE, run / FOLDER
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=60)
             self._db.execute("PRAGMA synchronous=EXTRA")
             self._db.execute("PRAGMA foreign_keys=ON")
@@ -109,7 +109,9 @@ class Ledger:
             try:
                 yield
             except BaseException:
-                self._db.execute("ROLLBACK")
+                # Where the disk is full, the library has done that already.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
         except sqlite3.IntegrityError as error:
@@ -206,6 +208,13 @@ class Ledger:
             with self.transaction():
                 self._set("refused", dict([*found.items(), (who, (number, why))][-KEPT:]))
 
+    def forget_refusal(self, who: str) -> None:
+        """It was taken in since."""
+        found = self.refused()
+        if found.pop(who, None) is not None:
+            with self.transaction():
+                self._set("refused", found)
+
     @contextlib.contextmanager
     def _with_server(self, server: Tree | None, num_clients: int, why: str) -> Iterator[None]:
         entry = None if server is None else self._write(f"server-{why}", int(self.fact("done")), server)
@@ -220,8 +229,18 @@ class Ledger:
     def ask_to_leave(self, number: int) -> None:
         """Have a client leave before the next round."""
         self._require(number)
+        if all(m.leaving for m in self.members().values() if m.number != number):
+            raise FedslrError(f"client: got {number}, which is the last one that stays; a federation needs one")
+        self._set_leaving(number, True)
+
+    def ask_to_stay(self, number: int) -> None:
+        """Take that back."""
+        self._require(number)
+        self._set_leaving(number, False)
+
+    def _set_leaving(self, number: int, leaving: bool) -> None:
         with self.transaction():
-            self._db.execute("UPDATE client SET leaving = 1 WHERE number = ?", (number,))
+            self._db.execute("UPDATE client SET leaving = ? WHERE number = ?", (leaving, number))
 
     def release(self, number: int) -> None:
         """Let the next node that claims this number have it: its key was lost or changed."""

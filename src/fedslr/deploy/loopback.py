@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,6 +30,8 @@ from fedslr.record import is_taken, locked, read_records
 from fedslr.report import percent
 
 CONNECTION = "fedslr"
+LINK = "superlink"
+"""Its name among the processes."""
 PATIENCE = 30
 """Seconds that a SuperLink may take to come up."""
 
@@ -38,10 +41,14 @@ GRACE = 5
 HANDOVER = 10.0
 """Seconds after which a run whose server failed has no other."""
 
-GUARD = '(while kill -0 "$0"; do sleep 1; done; kill -- -$$) >/dev/null 2>&1 & '
-"""Ends a process and all that it started when the one that started it is gone, however it went."""
+GUARD = 'umask 077; (while kill -0 "$0"; do sleep 1; done; kill -- -$$) >/dev/null 2>&1 & '
+"""Ends a process and all that it started when the one that started it is gone, however it went. Nobody else reads its
+files."""
 ONCE, AGAIN = '"$@"', 'until "$@"; do sleep 8; done'
 """What a supervisor does."""
+
+LONGEST = 400
+"""Letters of what a program said last, where it failed."""
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """Flower's programs tell nobody that they run."""
@@ -95,20 +102,23 @@ def write_app(folder: Path) -> Path:
 
 
 def submit(folder: Path, connection: str, recipe: str, out: Path, env: Mapping[str, str]) -> str:
-    """Ask a SuperLink to run a federation; what `flwr run` said."""
+    """Ask a SuperLink to run a federation; the number it gave the run."""
     app = write_app(folder)
     settings = folder / "run.toml"
     asked = {"recipe": recipe, "out": str(out)}
     settings.write_text("".join(f"{k} = {config.toml_value(v)}\n" for k, v in asked.items()), "utf-8")
-    return call([program("flwr"), "run", str(app), connection, "--run-config", str(settings)], env)
+    told = call([program("flwr"), "run", str(app), connection, "--run-config", str(settings)], env)
+    found = re.search(r"started run (\d+)", told)
+    return found[1] if found else "RUN_ID"
 
 
 def call(command: list[str], env: Mapping[str, str]) -> str:
     """What a program said; where it failed, that in a line, without the frames it draws."""
     done = subprocess.run(command, env=dict(env), capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
-        said = " ".join(re.sub("[─-╿]", " ", f"{done.stdout} {done.stderr}").split())[-300:]
-        raise FedslrError(f"{Path(command[0]).name} {command[1]} failed: {said}")
+        words = re.sub("[─-╿]", " ", f"{done.stdout} {done.stderr}").split()
+        said = textwrap.shorten(" ".join(reversed(words)), LONGEST, placeholder=" …")
+        raise FedslrError(f"{Path(command[0]).name} {command[1]} failed: {' '.join(reversed(said.split()))}")
     return done.stdout
 
 
@@ -146,7 +156,12 @@ class Loopback:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for name in list(self.processes):
+        # Nodes first, all at once: the SuperLink takes one that did not sign off for alive, and its successor not in.
+        for name, process in self.processes.items():
+            if name != LINK:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+        for name in sorted(self.processes, key=lambda name: name == LINK):
             self.stop(name)
 
     def start_superlink(self) -> None:
@@ -160,10 +175,10 @@ class Loopback:
         command += ["--port", str(self.port), "--database", str(self.home / "superlink.sqlite")]
         for option, file in (("certfile", "server.crt"), ("keyfile", "server.key"), ("ca-certfile", "ca.crt")):
             command += [f"--ssl-{option}", str(self.keys / file)]
-        self._start("superlink", command, ONCE)
+        self._start(LINK, command, ONCE)
         until = time.monotonic() + PATIENCE
         while not _listens(self.port):
-            if self.processes["superlink"].poll() is not None or time.monotonic() > until:
+            if self.processes[LINK].poll() is not None or time.monotonic() > until:
                 raise FedslrError(f"the SuperLink did not start; see {self.logs / 'superlink.log'}")
             time.sleep(0.1)
 
@@ -221,7 +236,7 @@ def _listens(port: int) -> bool:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _begun(run: Path) -> tuple[str, int] | None:
+def begun(run: Path) -> tuple[str, int] | None:
     """The recipe and the finished rounds of the federation in a folder; None if none was begun there."""
     if not (run / FILE).exists():
         return None
@@ -234,13 +249,13 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
     changes = [] if rounds is None else [f"rounds={rounds}"]
     asked = options.demo(changes)
     run = folder / "run"
-    begun = _begun(run)
-    if begun is not None and not resume:
+    found = begun(run)
+    if found is not None and not resume:
         raise FedslrError(f"out: {folder} already holds a federation; resume it (--resume) or choose another folder")
     if resume and not run.exists():
         raise FedslrError(f"resume: {folder} holds no federation to resume")
-    if begun is not None:
-        text, done = begun
+    if found is not None:
+        text, done = found
         asked = options.from_text(text, changes)
         if asked.recipe.settings.rounds < done:
             raise FedslrError(f"rounds: got {rounds}, but {done} are done in {folder}")

@@ -79,7 +79,7 @@ class Node:
 
     def handle(self, order: Order) -> Report:
         """Do what is asked; whatever goes wrong is reported, not raised."""
-        with lock(self.store.folder, wait=True):
+        with lock(self.store.folder, wait=True, mode=0o700):
             self.at("received")
             if order.note:
                 self.say(f"the server refused the last message: {order.note}")

@@ -163,17 +163,9 @@ class Coordinator:
         return asked
 
     def _same_run(self, asked: Deployment | None) -> Deployment:
-        """The run in the folder; what is asked for may differ in what changes no round already made."""
-        kept = options.from_text(self.ledger.fact("recipe"))
         if asked is None:
-            return kept
-        fixed = {"rounds"} if kept.recipe.algorithm.planned else set()
-        if asked.recipe.settings.rounds < (done := self.ledger.fact("done")):
-            raise FedslrError(f"rounds: got {asked.recipe.settings.rounds}, but {done} are done in {self.folder.path}")
-        if changed := difference(kept.recipe.to_toml(), asked.recipe.to_toml(), asked.recipe.algorithm.name, fixed):
-            raise FedslrError(f"resume: this is not the run in {self.folder.path}: {changed}")
-        if kept.options.shape != asked.options.shape or kept.options.classes != asked.options.classes:
-            raise FedslrError(f"resume: this is not the run in {self.folder.path}: inputs or classes changed")
+            return options.from_text(self.ledger.fact("recipe"))
+        same_run(self.ledger, asked, self.folder.path)
         self.ledger.change_recipe(asked.to_toml())
         return asked
 
@@ -230,21 +222,22 @@ class Coordinator:
                 self.post.send(identity, self._enrol_order(None))
 
     def _change_members(self) -> None:
-        """Between rounds: clients leave with their share of what the server mirrors, new ones begin with nothing."""
+        """Between rounds: new clients begin with nothing, others leave with their share of what the server mirrors."""
         self.members = self.ledger.members()
-        for member in [m for m in self.members.values() if m.leaving]:
-            if len(self.members) == 1:
-                raise FedslrError(f"client {member.number} is the last one; a federation needs at least one")
-            self._resize(len(self.members) - 1, self._mirrored(member))
-            self.ledger.remove(member.number, plain(self.server), self.num_clients - 1)
-            self.members = self.ledger.members()
-            self.say(f"client {member.number} left; {len(self.members)} are here")
         for number, (identity, examples) in self._newcomers.items():
             member = Member(number, identity, examples, first_head(self.run, number), 0.0, None, False)
             self._resize(len(self.members) + 1)
             self.ledger.add(member, plain(self.server), self.num_clients + 1)
             self.members = self.ledger.members()
             self.say(f"client {number} joined; {len(self.members)} are here")
+        for member in [m for m in self.members.values() if m.leaving]:
+            if len(self.members) == 1:
+                self.say(f"client {member.number} is the last one and stays; a federation needs one")
+                break
+            self._resize(len(self.members) - 1, self._mirrored(member))
+            self.ledger.remove(member.number, plain(self.server), self.num_clients - 1)
+            self.members = self.ledger.members()
+            self.say(f"client {member.number} left; {len(self.members)} are here")
         self._newcomers.clear()
 
     def _resize(self, num_clients: int, leaving: Any = None) -> None:
@@ -425,11 +418,11 @@ class Coordinator:
             else:
                 self._take(identity, client, report)
         except WireError as error:
-            who = "an unknown node" if client is None else f"client {client}"
+            who = _unknown(identity) if client is None else f"client {client} ({identity[:16]})"
             self.refused.append(f"{who}: {error}")
-            self.say(f"a message of {who} ({identity[:16]}) does not count: {error}")
+            self.say(f"a message of {who} does not count: {error}")
             if not isinstance(error, _Stale):
-                self.ledger.note_refusal(f"{who} ({identity[:16]})", self.done + 1, str(error))
+                self.ledger.note_refusal(who, self.done + 1, str(error))
                 if client is not None:
                     self.notes[client] = str(error)
                     if self.open is not None:
@@ -443,6 +436,7 @@ class Coordinator:
             raise WireError(f"it cannot take part: {quoted(report.reason)}")
         if client is None:
             self._admit(identity, report)
+            self.ledger.forget_refusal(_unknown(identity))
         if self.open is not None and report.client in self.open.waiting:
             self._order(report.client, self.open)
 
@@ -564,6 +558,10 @@ class Coordinator:
         self.seconds[phase] += time.perf_counter() - begun
 
 
+def _unknown(identity: str) -> str:
+    return f"an unknown node ({identity[:16]})"
+
+
 def _encode(payload: Tree) -> wire.Message:
     return wire.encode(payload) if payload else wire.NOTHING
 
@@ -583,6 +581,18 @@ def _plausible(report: Report) -> Report:
     if report.parameters < 0:
         raise WireError("a model has no negative number of parameters")
     return report
+
+
+def same_run(ledger: Ledger, asked: Deployment, path: Path) -> None:
+    """The run in the folder; what is asked for may differ in what changes no round already made."""
+    kept = options.from_text(ledger.fact("recipe"))
+    fixed = {"rounds"} if kept.recipe.algorithm.planned else set()
+    if asked.recipe.settings.rounds < (done := ledger.fact("done")):
+        raise FedslrError(f"rounds: got {asked.recipe.settings.rounds}, but {done} are done in {path}")
+    if changed := difference(kept.recipe.to_toml(), asked.recipe.to_toml(), asked.recipe.algorithm.name, fixed):
+        raise FedslrError(f"resume: this is not the run in {path}: {changed}")
+    if kept.options.shape != asked.options.shape or kept.options.classes != asked.options.classes:
+        raise FedslrError(f"resume: this is not the run in {path}: inputs or classes changed")
 
 
 def open_coordinator(
