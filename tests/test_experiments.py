@@ -343,49 +343,83 @@ def test_a_table_with_known_cells():
     runs = golden()
     groups, figures = tables.group(runs), tables.columns()
     made = tables.table(groups, figures)
+    assert made.titles[:3] == ["method", "seeds", "global %"]
     assert made.rows == [
-        ["a|b&c_d", "50.00", "40.00 ± 14.14", "30.00 ± 14.14", "2.50M", "1.2k ± 0.1k", "3.0 MB", "4.0 kB", "12.35"],
-        ["other", "50.00", "50.00", "50.00", "2.50M", "1.2k ± 0.1k", "3.0 MB", "4.0 kB", "12.35"],
+        [
+            "a|b&c_d",
+            "2",
+            "50.00",
+            "40.00 ± 14.14",
+            "30.00 ± 14.14",
+            "2.50M",
+            "1.2k ± 0.1k",
+            "3.0 MB",
+            "4.0 kB",
+            "12.35",
+        ],
+        ["other", "1", "50.00", "50.00", "50.00", "2.50M", "1.2k ± 0.1k", "3.0 MB", "4.0 kB", "12.35"],
     ]
-    assert tables.markdown(made).splitlines()[2].startswith(r"| a\|b&c_d | 50.00 | 40.00 ± 14.14 |")
-    assert r"a|b\&c\_d & 50.00 & 40.00 $\pm$ 14.14" in tables.latex(made)
+    assert tables.markdown(made).splitlines()[2].startswith(r"| a\|b&c_d | 2 | 50.00 | 40.00 ± 14.14 |")
+    assert r"a|b\&c\_d & 2 & 50.00 & 40.00 $\pm$ 14.14" in tables.latex(made)
     row = next(csv.DictReader(io.StringIO(tables.comma_separated(groups, figures))))
     assert float(row["bytes_up"]) == 4000
     assert float(row["parameters_personal_std"]) == 56
+    both = tables.table(groups, tables.columns("best", "sampled"))
+    assert both.titles[2:5] == [f"{of} % (best, sampled)" for of in ("global", "personal", "worst 10th")]
+    assert [tables.spare(both, kind) for kind in tables.SPARE] == ["up", "down", both.titles[4], "size global"]
     best = tables.table(groups, tables.columns("best", "all")).rows[0]
-    assert best[1:4] == ["60.00", "90.00", "90.00"]
+    assert best[2:5] == ["60.00", "90.00", "90.00"]
     sampled = tables.table(groups, tables.columns("last", "sampled")).rows[0]
-    assert sampled[1:4] == ["60.00", "50.00 ± 14.14", "50.00 ± 14.14"]
+    assert sampled[2:5] == ["60.00", "50.00 ± 14.14", "50.00 ± 14.14"]
+
+
+FIGURES = ["83.81 ± 1.32", "92.98 ± 0.73", "79.15 ± 1.39", "11.17M", "3.98M ± 410.9k", "447.0 GB", "447.0 GB", "893.92"]
+
+
+def printed(made: tables.Table, width: int, monkeypatch: pytest.MonkeyPatch, screen: bool = True) -> str:
+    out = Console(file=io.StringIO(), width=width, force_terminal=screen, color_system=None)
+    monkeypatch.setattr(display, "out_console", out)
+    display.print_table(made)
+    return out.file.getvalue()
 
 
 @pytest.mark.parametrize(
     ("width", "left_out"),
-    [
-        (160, []),
-        (110, []),
-        (70, []),
-        (62, ["up"]),
-        (50, ["worst 10th %", "down", "up"]),
-        (20, list(tables.SPARE[::-1])),
-    ],
+    [(160, []), (110, []), (70, []), (62, ["up"]), (50, ["worst 10th %", "down", "up"]), (20, [])],
 )
 def test_a_table_fits_its_screen(width, left_out, monkeypatch):
-    """Words stay whole where they can, and what is not shown is named."""
-    titles = ["method", *(c.title for c in tables.columns())]
-    figures = ["83.81 ± 1.32", "92.98 ± 0.73", "79.15 ± 1.39", "11.17M", "3.98M ± 410.9k", "447.0 GB", "447.0 GB"]
-    made = tables.Table(titles, [["fedslr", *figures, "893.92"]], 1)
-    out = Console(file=io.StringIO(), width=width, color_system=None)
-    monkeypatch.setattr(display, "out_console", out)
-    display.print_table(made)
-    shown = out.file.getvalue()
+    """Words stay whole, and what is not shown is named; where no table fits, rows are paragraphs."""
+    made = tables.Table(["method", *(c.title for c in tables.columns())], [["fedslr", *FIGURES]], 1)
+    shown = printed(made, width, monkeypatch)
     assert all(len(line) <= width for line in shown.splitlines())
-    last = " ".join(shown.split())
-    assert ("left out" in last) is bool(left_out)
-    assert last.endswith(", ".join(left_out))
-    if width >= 50:
-        kept = set(titles) - set(left_out)
-        assert {word for title in kept for word in title.split()} <= set(shown.split())
-        assert {"fedslr", "92.98", "410.9k", "893.92"} <= set(shown.split())
+    said = " ".join(shown.split())
+    assert ("left out" in said) is bool(left_out)
+    assert said.endswith(", ".join(left_out))
+    words = {word.strip(",") for word in shown.split()}
+    assert {word for title in made.titles if title not in left_out for word in title.split()} <= words
+    assert {"fedslr", "83.81", "92.98", "410.9k", "893.92"} <= words
+
+
+def test_a_sweep_says_what_was_swept_where_runs_failed(recipe, command, tmp_path):
+    """And every failure is told, and later which runs are not finished."""
+    made = command("sweep", recipe, "--over", "lr=1e9,1e8,0.1", "--out", tmp_path / "runs", "--jobs", 1)
+    assert made[0] == 2
+    assert all(f"lr={lr}" in made[2].splitlines()[-1] for lr in ("1000000000.0", "100000000.0"))
+    code, out, err = command("show", tmp_path / "runs", "--pick", "late")
+    assert (code, out.split()[0], out.splitlines()[1].split()[0]) == (0, "lr", "0.1")
+    assert "not in the table, since they are not finished: " in err
+    assert "late: fewer than 5 evaluations, so the mean of all, in lr=0.1-seed0" in " ".join(err.split())
+    code, out, err = command("show", tmp_path / "runs", "--plot", tmp_path / "x.bmp")
+    assert (code, out) == (2, "")
+
+
+def test_accuracies_are_shown_however_many_settings_there_are(monkeypatch):
+    labels = [f"setting_number_{i}" for i in range(12)]
+    made = tables.Table([*labels, *(c.title for c in tables.columns("late"))], [[*map(str, range(12)), *FIGURES]], 12)
+    assert "personal % (late) 92.98 ± 0.73" in " ".join(printed(made, 80, monkeypatch).split())
+    (titles, row) = printed(made, 80, monkeypatch, screen=False).splitlines()
+    assert titles.split()[:12] == labels
+    assert row.split()[-1] == "893.92"
 
 
 def test_runs_that_differ_are_never_merged():

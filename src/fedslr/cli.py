@@ -14,14 +14,14 @@ import typer
 import typer.core
 
 import fedslr
-from fedslr import api, config, experiments, plugins, schema
+from fedslr import api, config, experiments, metrics, plugins, schema
 from fedslr import track as tracking
 from fedslr.algorithms import ALGORITHMS
 from fedslr.arguments import Changes, Clients, Pick, check_choices
 from fedslr.data import commands as data
 from fedslr.data.images import reporting
 from fedslr.deploy import cli as deploy
-from fedslr.display import Decoding, Display, ManyDisplay, err_console, out_console, print_summary, print_table
+from fedslr.display import Decoding, Display, ManyDisplay, err_console, out_console, print_summary, print_table, warn
 from fedslr.engine import distributed
 from fedslr.errors import INTERRUPTED, FedslrError, Interrupted, show_traceback
 from fedslr.interrupts import stop_on_signal
@@ -31,6 +31,9 @@ from fedslr.report import commands, figures, tables
 from fedslr.report.page import write_report
 from fedslr.shipping import commands as shipping
 from fedslr.store import write_durably
+
+SEVERAL = 5
+"""Failed runs whose reasons are told."""
 
 # Help is plain text; before 0.21 typer escapes brackets for rich in it wherever rich is installed.
 typer.core.HAS_RICH = False
@@ -173,8 +176,10 @@ def show(
 ) -> None:
     """Put finished runs side by side: mean ± deviation over seeds."""
     check_choices(pick, clients)
-    runs = tables.find_runs(folders)
-    made, written = _tables(runs, pick, clients)
+    if plot is not None:
+        commands.kind_of(plot, "--plot")
+    runs, beside = tables.find_runs(folders), tables.unfinished(folders)
+    made, written = _tables(runs, pick, clients, beside)
     if format in written:
         typer.echo(written[format], nl=False)
     elif format == "text":
@@ -183,6 +188,8 @@ def show(
         raise FedslrError(f"--format: got '{format}', expected text, {', '.join(written)}")
     if plot is not None:
         _draw(runs, plot)
+    if beside:
+        warn(f"not in the table, since they are not finished: {', '.join(str(run.folder) for run in beside)}")
 
 
 def _home(out: Path | None, recipe: Path, part: str = "") -> Path:
@@ -245,7 +252,8 @@ def _experiment(
         asked = {job.folder for job in made}
         others = sorted(p.parent for p in home.glob("*/summary.json") if p.parent not in asked)
         runs = tables.find_runs([*done, *others])
-        made_table, written = _tables(runs, pick, clients)
+        beside = [run for run in tables.unfinished([home]) if run.folder in asked]
+        made_table, written = _tables(runs, pick, clients, beside)
         print_table(made_table)
         for format, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
             write_durably(home / f"table.{suffix}", written[format].encode())
@@ -257,12 +265,19 @@ def _experiment(
             out_console.print(f"the table also has what earlier commands left here: {names}", soft_wrap=True)
         out_console.print(f"results in {home} ({made_here})", soft_wrap=True)
     if failed:
-        raise FedslrError(f"{len(failed)} of {len(made)} runs failed; {failed[0].job}: {failed[0].error}")
+        reasons = "; ".join(f"{o.job}: {o.error}" for o in failed[:SEVERAL])
+        more = f"; and {', '.join(str(o.job) for o in failed[SEVERAL:])}" if len(failed) > SEVERAL else ""
+        raise FedslrError(f"{len(failed)} of {len(made)} runs failed; {reasons}{more}")
 
 
-def _tables(runs: list[tables.Run], pick: str, clients: str) -> tuple[tables.Table, dict[str, str]]:
+def _tables(
+    runs: list[tables.Run], pick: str, clients: str, beside: list[tables.Run]
+) -> tuple[tables.Table, dict[str, str]]:
     """The table of some runs, and the same in every format it is written in."""
-    groups, figures = tables.group(runs), tables.columns(pick, clients)
+    few = [run.folder.name for run in runs if pick == "late" and metrics.evaluations(run.records) < metrics.LATE]
+    if few:
+        warn(f"late: fewer than {metrics.LATE} evaluations, so the mean of all, in {', '.join(few)}")
+    groups, figures = tables.group(runs, beside), tables.columns(pick, clients)
     made = tables.table(groups, figures)
     written = {
         "markdown": tables.markdown(made),

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -153,12 +154,19 @@ class ManyDisplay(_Live):
 
 
 def print_table(made: tables.Table) -> None:
-    """A table as wide as the screen: cells over several lines first, then without the columns that matter least."""
-    room, shown, without = out_console.width, made, []
-    for title in tables.SPARE:
-        if title in shown.titles and sum(_widths(shown, words=True)) > room:
+    """A table as wide as the screen: cells over several lines first, then without the columns that matter least, and
+    if that does not help, one paragraph for every row. What is no screen has room for everything."""
+    whole = sum(_widths(made, words=False))
+    room = out_console.width if out_console.is_terminal else max(out_console.width, whole)
+    shown, left_out = made, []
+    for kind in tables.SPARE:
+        title = tables.spare(shown, kind)
+        if title is not None and sum(_widths(shown, words=True)) > room:
             shown = tables.without(shown, title)
-            without.append(title)
+            left_out.append(title)
+    if sum(_widths(shown, words=True)) > room:
+        _print_paragraphs(made)
+        return
     drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for i, (title, width) in enumerate(zip(shown.titles, _fitted(shown, room), strict=True)):
         label = i < shown.labels
@@ -166,9 +174,20 @@ def print_table(made: tables.Table) -> None:
         drawn.add_column(title, justify=justify, no_wrap=label, overflow="fold", width=width)
     for row in shown.rows:
         drawn.add_row(*row)
-    out_console.print(drawn)
-    if without:
-        out_console.print(f"left out, for want of width: {', '.join(reversed(without))}", style="dim")
+    usual, out_console.width = out_console.width, room
+    try:
+        out_console.print(drawn)
+    finally:
+        out_console.width = usual
+    if left_out:
+        out_console.print(f"left out, for want of width: {', '.join(reversed(left_out))}", style="dim")
+
+
+def _print_paragraphs(made: tables.Table) -> None:
+    for row in made.rows:
+        cells = [f"{title} {cell}" for title, cell in zip(made.titles, row, strict=True)]
+        out_console.print(", ".join(cells[: made.labels]), style="bold")
+        out_console.print(Padding(", ".join(cells[made.labels :]), (0, 0, 0, 2)))
 
 
 def _widths(made: tables.Table, words: bool) -> list[int]:
@@ -178,11 +197,9 @@ def _widths(made: tables.Table, words: bool) -> list[int]:
     return [max(map(cell_len, column)) + 1 for column in parts]
 
 
-def _fitted(made: tables.Table, room: int) -> list[int | None]:
-    """Widths that fit, taken from the columns that have most to spare; none where words have to be broken."""
+def _fitted(made: tables.Table, room: int) -> list[int]:
+    """Widths that fit, taken from the columns that have most to spare."""
     widths, least = _widths(made, words=False), _widths(made, words=True)
-    if sum(least) > room:
-        return [None] * len(widths)
     while sum(widths) > room:
         widths[max(range(len(widths)), key=lambda i: widths[i] - least[i])] -= 1
     return [width - 1 for width in widths]

@@ -60,6 +60,11 @@ def _picked(records: Sequence[Mapping[str, Any]], model: str, pick: str, clients
     return list(chosen.values())
 
 
+def evaluations(records: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the rounds were evaluated."""
+    return sum(record.get("accuracy_personal") is not None for record in records)
+
+
 def accuracy(records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all") -> dict[str, float | None]:
     """The accuracy of both models, over clients and evaluations.
 

@@ -92,11 +92,17 @@ def _choices(option: str, given: str, known: list[str] | tuple[str, ...]) -> lis
     return names
 
 
-def save(figure: Figure, path: Path, option: str = "--plot", quiet: bool = False) -> None:
-    """Write a figure to a file whose name says its kind; one that is there is replaced as a whole or not at all."""
+def kind_of(path: Path, option: str) -> str:
+    """What kind of picture a file is to be, by its name."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         raise FedslrError(f"{option}: got '{path}', expected a file that ends in .png, .pdf or .svg")
+    return kind
+
+
+def save(figure: Figure, path: Path, option: str = "--plot", quiet: bool = False) -> None:
+    """Write a figure to a file whose name says its kind; one that is there is replaced as a whole or not at all."""
+    kind = kind_of(path, option)
     made = io.BytesIO()
     try:
         figure.savefig(made, format=kind, dpi=150)

@@ -54,13 +54,14 @@ def _dress(axes: Axes, x: str, y: str) -> None:
 
 
 def _legend(axes: Axes, figure: Figure) -> None:
-    """Inside where it is small; else beside the axes, which keep their width."""
+    """Inside where it is small; else beside the axes, which keep their width and are as high as it is."""
     handles, names = axes.get_legend_handles_labels()
     shown = [_short(name) for name in names]
     if len(handles) <= INSIDE:
         axes.legend(handles, shown, loc="best", framealpha=0.85, edgecolor="none")
         return
     figure.set_figwidth(figure.get_figwidth() + 0.6 + 0.075 * max(map(len, shown)))
+    figure.set_figheight(max(figure.get_figheight(), 0.6 + 0.19 * len(shown)))
     axes.legend(handles, shown, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
 
 

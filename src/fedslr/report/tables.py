@@ -95,6 +95,11 @@ def find_runs(folders: Sequence[Path], unfinished: bool = False) -> list[Run]:
     return list(runs.values())
 
 
+def unfinished(folders: Sequence[Path]) -> list[Run]:
+    """The runs in the given folders, or right below them, that have not come to their end."""
+    return [run for run in find_runs(folders, unfinished=True) if not run.finished]
+
+
 def run_in(home: Path) -> Run:
     """A run from its folder, whether it is finished or not."""
     try:
@@ -136,13 +141,15 @@ def summary_so_far(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
     }
 
 
-def group(runs: Sequence[Run]) -> list[Group]:
+def group(runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[Group]:
     """Runs by what varies between them; hyperparameters only where one method has several values of them.
 
-    No group has a seed twice: a mean over it would say that more was tried than was.
+    No group has a seed twice: a mean over it would say that more was tried than was. Others that were made `beside`
+    them are in no group, and what tells them apart is said all the same.
     """
-    keys = sorted({k for r in runs for k in r.config} - NOT_SHOWN)
-    shown = [k for k in keys if _varies(k, runs)]
+    every = [*runs, *beside]
+    keys = sorted({k for r in every for k in r.config} - NOT_SHOWN)
+    shown = [k for k in keys if _varies(k, every)]
     shown = shown + _between_equals(runs, shown) or ["algorithm.name"]
     titles = [_title(k, shown) for k in shown]
     called = _called(runs)
@@ -207,7 +214,9 @@ def _title(key: str, shown: Sequence[str]) -> str:
     """The last part of a key where that is enough to tell it from the others."""
     if key == "algorithm.name":
         return "method"
-    last = key.rpartition(".")[2]
+    first, _, last = key.rpartition(".")
+    if last == "name":
+        return first
     return last if [k.rpartition(".")[2] for k in shown].count(last) == 1 else key
 
 
@@ -217,6 +226,8 @@ def _text(value: Any) -> str:
 
 def columns(pick: str = "last", clients: str = "all") -> list[Column]:
     """The paper's figures: accuracy, fairness, parameters, communication in bytes and in the paper's GB."""
+    choices = [c for c, usual in ((pick, "last"), (clients, "all")) if c != usual]
+    chosen = f" ({', '.join(choices)})" if choices else ""
 
     def accuracy(model: str) -> Callable[[Run], float | None]:
         return lambda run: metrics.accuracy(run.records, pick, clients)[model]
@@ -234,9 +245,9 @@ def columns(pick: str = "last", clients: str = "all") -> list[Column]:
         return f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
     return [
-        Column("global %", "accuracy_global", accuracy("global"), percent),
-        Column("personal %", "accuracy_personal", accuracy("personal"), percent),
-        Column("worst 10th %", "worst_decile_personal", worst, percent),
+        Column(f"global %{chosen}", "accuracy_global", accuracy("global"), percent),
+        Column(f"personal %{chosen}", "accuracy_personal", accuracy("personal"), percent),
+        Column(f"worst 10th %{chosen}", "worst_decile_personal", worst, percent),
         Column("size global", "parameters_global", lambda r: r.summary["parameters"]["global"] or None, count),
         Column(
             "size personal",
@@ -272,22 +283,29 @@ SPARE = ("up", "down", "worst 10th %", "size global")
 """Columns that a narrow screen does without, the first one first."""
 
 
+def spare(made: Table, kind: str) -> str | None:
+    """What a column of this kind is called in a table, if there is one."""
+    return next((title for title in made.titles[made.labels :] if title.startswith(kind)), None)
+
+
 def without(made: Table, title: str) -> Table:
-    """A table less one of its columns."""
-    at = made.titles.index(title)
+    """A table less one of its figures."""
+    at = made.titles.index(title, made.labels)
     rows = [row[:at] + row[at + 1 :] for row in made.rows]
     return Table(made.titles[:at] + made.titles[at + 1 :], rows, made.labels)
 
 
 def table(groups: Sequence[Group], figures: Sequence[Column]) -> Table:
+    """A row for every group; how many seeds it has is said where some have more than others."""
+    seeds = ["seeds"] if len({len(one.runs) for one in groups}) > 1 else []
     rows = []
     for one in groups:
-        cells = list(one.labels.values())
+        cells = [*one.labels.values(), *(str(len(one.runs)) for _ in seeds)]
         for column in figures:
             mean, deviation = column.figures(one.runs)
             cells.append("–" if mean is None else column.show(mean) + _spread(column.show, mean, deviation))
         rows.append(cells)
-    labels = list(groups[0].labels)
+    labels = [*groups[0].labels, *seeds]
     return Table(labels + [c.title for c in figures], rows, len(labels))
 
 
