@@ -102,6 +102,82 @@ class Keys(Wrong):
         return client, dict(list(upload.items())[1:])
 
 
+class Swapped(Wrong):
+    def spoil(self, client, upload, payload):
+        return upload, client
+
+
+class Roundless(Half):
+    name = "roundless"
+
+    def local_update(self, task, client, payload, data):
+        return client, payload
+
+
+class NoServer(Half):
+    name = "no-server"
+
+    def aggregate(self, server, mean_upload, cohort_size):
+        pass
+
+
+class Bent(Half):
+    name = "bent"
+
+    def aggregate(self, server, mean_upload, cohort_size):
+        return server._replace(w={k: x[:1] for k, x in server.w.items()})
+
+
+class Silent(Half):
+    name = "silent"
+
+    def broadcast(self, server):
+        pass
+
+
+class Sends(Half):
+    name = "sends"
+
+    def broadcast(self, server):
+        return server
+
+
+class Partly(Half):
+    name = "partly"
+
+    def global_model(self, server):
+        return dict(list(server.w.items())[1:])
+
+
+class Impersonal(Half):
+    name = "impersonal"
+
+    def personal_model(self, task, client, payload, data):
+        pass
+
+
+class Weighty(Half):
+    name = "weighty"
+
+    def weight(self, num_examples):
+        pass
+
+
+class Kept(NamedTuple):
+    n: dict
+
+
+class Swells(Half):
+    name = "swells"
+
+    def init_client(self, w):
+        return Kept({"n": torch.zeros(1)})
+
+    def local_update(self, task, client, payload, data, round):
+        _, upload = super().local_update(task, client, payload, data, round)
+        return Kept({"n": torch.zeros(2)}), upload
+
+
 class Shapes(Wrong):
     def spoil(self, client, upload, payload):
         return client, {k: x.sum(0) for k, x in upload.items()}

@@ -310,6 +310,12 @@ def poison(client, part, index, value):
         (lambda c: c[1].update(y=np.zeros(5)), "client 1: y must be one axis of whole-number labels"),
         (lambda c: c[1].update(x=np.zeros((5, 4))), r"client 1: x holds inputs of shape \[4\], client 0 of \[3\]"),
         (lambda c: c[1].update(x=np.zeros(5)), "client 1: x has 1 axes"),
+        (
+            lambda c: c[0].update(y=np.array(["a"] * 4)),
+            "client 0: y is no array of numbers: its entries are of type <U1",
+        ),
+        (lambda c: c[0].update(y=np.array(["a"] * 4)), r"such as numpy.unique\(y, return_inverse=True\)\[1\]"),
+        (lambda c: c[0].update(x=np.ma.masked_array(np.ones((4, 3)), np.eye(4, 3))), "masked array, 3 entries of it"),
         (lambda c: c[1].update(x=["a"] * 5), "client 1: x is no array of numbers"),
         (poison(1, "x", (0, 1), np.nan), "client 1: x has numbers that are not finite"),
         (poison(0, "x_test", (0, 1), np.inf), "client 0: x_test has numbers that are not finite"),
@@ -322,6 +328,24 @@ def test_wrong_arrays_are_refused_in_one_line(change, says):
     with pytest.raises(FedslrError, match=says) as refused:
         fedslr.Federation.from_arrays(broken(change), num_classes=3)
     assert "\n" not in str(refused.value)
+
+
+def test_arrays_are_taken_as_they_are_now_and_in_any_byte_order():
+    """A buffer that is filled anew for every client is another client's data afterwards."""
+    buffer, clients = torch.zeros(4, 3), []
+
+    def made():
+        for value in (1.0, 2.0):
+            buffer.fill_(value)
+            yield {"x": buffer, "y": [0, 1, 0, 1], "x_test": buffer, "y_test": np.array([0, 1, 0, 1], ">i4")}
+
+    clients = fedslr.Federation.from_arrays(made()).clients
+    assert [float(c.x.mean()) for c in clients] == [1.0, 2.0]
+    swapped = np.arange(12, dtype=">f4").reshape(4, 3)
+    (client,) = fedslr.Federation.from_arrays(
+        [{"x": swapped, "y": [0] * 4, "x_test": swapped, "y_test": [0] * 4}]
+    ).clients
+    assert client.x.tolist() == swapped.tolist()
 
 
 @pytest.mark.parametrize(

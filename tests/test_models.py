@@ -65,6 +65,15 @@ def test_building_leaves_the_global_generator_alone():
     assert torch.equal(torch.rand(1), expected)
 
 
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).squeeze()
+
+
 class Pair(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -205,6 +214,7 @@ def test_a_loss_may_hold_numbers_of_the_runs_own_type():
         (nn.LazyLinear(3), "lazy layers"),
         (nn.Flatten(), "no trainable parameters"),
         (Pair(), "answers 2 inputs with tuple"),
+        (Squeezed(), r"answers 1 input with \[3\] of torch.float32, expected \[1, 3\] \(one score per class\)"),
         (Detached(), "cannot be trained with this loss"),
         (Counting(), "its buffer 'calls' changes in training"),
         (Poisoned(), "'weight' has weights that are not finite"),

@@ -108,6 +108,15 @@ def test_a_client_column_that_does_not_fit(changes, says, tmp_path):
         fedslr.load(f"npz:{path}")
 
 
+def test_a_client_of_a_file_goes_by_its_own_name(tmp_path):
+    x = np.zeros((4, 2))
+    x[3, 1] = np.nan
+    who = np.array(["north", "north", "south", "south"])
+    np.savez(tmp_path / "all.npz", x=x, y=[0, 1, 0, 1], x_test=x[:2], y_test=[0, 1], client=who, client_test=who[1:3])
+    with pytest.raises(fedslr.FedslrError, match=r"all\.npz: client 'south': x has numbers that are not finite"):
+        fedslr.load(f"npz:{tmp_path / 'all.npz'}")
+
+
 class Evil:
     """Would write a file if it were unpickled."""
 

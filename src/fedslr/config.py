@@ -390,7 +390,7 @@ def difference(old: str, new: str, called: str, fixed: Collection[str] = ()) -> 
     defaults = {dotted(option.name): option.default for option in schema.describe(Settings)} | FORMER
     before, after = ({**defaults, **flatten(tomllib.loads(text))} for text in (old, new))
     allowed = {dotted(k) for k in RESUMABLE} - set(fixed)
-    for key in sorted(before.keys() | after.keys()):
+    for key in sorted(before.keys() | after.keys(), key=lambda key: (key != "algorithm.name", key)):
         if key == "algorithm.name" and naming.are_same(str(before.get(key)), str(after.get(key)), called):
             continue
         if key not in allowed and before.get(key) != after.get(key):

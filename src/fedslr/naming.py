@@ -39,7 +39,7 @@ def require_usable(cls: Method, folder: bool = False) -> None:
     """Refuse a method that could not be told of, in a run folder least of all."""
     if not dataclasses.is_dataclass(cls):
         raise FedslrError(f"algorithm: {cls.__name__} is no dataclass; expected @dataclass(frozen=True) on it")
-    if wrong := _misnamed(cls, folder):
+    if wrong := _misnamed(cls, folder) or _misshapen(cls):
         raise FedslrError(f"algorithm: got {cls.__name__}, {wrong}")
 
 
@@ -95,6 +95,22 @@ def _misnamed(cls: Method, folder: bool = True) -> str | None:
     return None
 
 
+def _misshapen(cls: Method) -> str | None:
+    """Which function of a method cannot be called as all methods' are."""
+    for name, usual in inspect.getmembers(Algorithm, inspect.isfunction):
+        own = inspect.getattr_static(cls, name)
+        if name.startswith("_") or not inspect.isfunction(own):
+            continue
+        wanted = [p.name for p in inspect.signature(usual).parameters.values()]
+        try:
+            inspect.signature(own).bind(*wanted)
+        except TypeError:
+            return f"but its {name} takes {inspect.signature(own)}, expected ({', '.join(wanted)})"
+        except ValueError:  # one that has no signature to look at
+            continue
+    return None
+
+
 def _mistake(found: Any) -> str | None:
     """Why something that a recipe names is no method that can be run from one."""
     if not (isinstance(found, type) and issubclass(found, Algorithm) and dataclasses.is_dataclass(found)):
@@ -102,6 +118,8 @@ def _mistake(found: Any) -> str | None:
     if missing := sorted(found.__abstractmethods__):
         return f"but it lacks {', '.join(missing)}"
     if wrong := _NAMELESS if "name" in schema.fields(found) else _misnamed(found):
+        return wrong
+    if wrong := _misshapen(found):
         return wrong
     if found.name in ALGORITHMS:
         return f"but its name is '{found.name}', another method's; expected one of its own"

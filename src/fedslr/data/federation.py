@@ -171,7 +171,7 @@ def _count_classes(clients: Sequence[ClientData]) -> int:
     if classes > MANY_CLASSES and classes > PER_LABEL * occur:
         raise FedslrError(
             f"y: the highest label is {classes - 1}, but only {occur} different ones occur; expected labels from 0 to "
-            "C − 1 for C classes, such as numpy.unique(y, return_inverse=True)[1], or num_classes"
+            f"C − 1 for C classes, {CODED}, or num_classes"
         )
     return classes
 
@@ -194,7 +194,7 @@ def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:
             raise FedslrError(f"{where} has {x.ndim} axes, expected samples first and at least one axis of features")
         if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
             found = f"{y.ndim} axes of {str(y.dtype).removeprefix('torch.')}"
-            raise FedslrError(f"client {index}: {labels} must be one axis of whole-number labels, got {found}")
+            raise FedslrError(f"client {index}: {labels} must be one axis of whole-number labels, got {found}; {CODED}")
         if len(x) != len(y):
             raise FedslrError(f"{where} has {len(x)} samples but {labels} has {len(y)} labels")
         require_finite(where, x)
@@ -210,6 +210,17 @@ def require_finite(where: str, x: Tensor) -> None:
         raise FedslrError(f"{where} has numbers that are not finite (NaN, infinity, above 3.4e38); clean them first")
 
 
+CODED = "such as numpy.unique(y, return_inverse=True)[1]"
+"""How labels of any kind become whole numbers from 0."""
+
+
+def _from_numpy(where: str, array: np.ndarray[Any, Any]) -> Tensor:
+    if array.dtype.kind not in "biuf":
+        labels = f"; expected whole numbers, {CODED}" if where.split()[-1].startswith("y") else ""
+        raise FedslrError(f"{where} is no array of numbers: its entries are of type {array.dtype}{labels}")
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
 def _as_float(x: Tensor) -> Tensor:
     """Whole numbers beside another client's floats."""
     return x if x.is_floating_point() else x.float()
@@ -217,8 +228,10 @@ def _as_float(x: Tensor) -> Tensor:
 
 def as_tensor(where: str, array: Any) -> Tensor:
     """An array of numbers of any kind as a tensor; others are refused."""
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise FedslrError(f"{where} is a masked array, {int(array.mask.sum())} entries of it masked; fill them first")
     try:
-        made = array.detach() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
+        made = array.detach().clone() if isinstance(array, Tensor) else _from_numpy(where, np.array(array))
         if made.layout != torch.strided or made.is_complex():
             raise TypeError("sparse and complex tensors are not taken")
         return made

@@ -122,11 +122,15 @@ def npz(path: Path) -> Federation:
             raise FedslrError(f"{path}: {shapes}; expected one entry for every sample")
     if unknown := set(arrays["client_test"].tolist()) - set(arrays["client"].tolist()):
         raise FedslrError(f"{path}: 'client_test' has {min(unknown)!r}, who has no training data in 'client'")
-    clients = []
-    for one in np.unique(arrays["client"]):
+    clients, names = [], np.unique(arrays["client"])
+    for one in names:
         train, test = arrays["client"] == one, arrays["client_test"] == one
         clients.append({p: arrays[p][test if p.endswith("test") else train] for p in PARTS})
-    return _named(Federation.from_arrays(clients), path)
+    try:
+        return _named(Federation.from_arrays(clients), path)
+    except FedslrError as error:
+        told = re.sub(r"\bclient (\d+)\b", lambda found: f"client {names[int(found[1])].item()!r}", str(error))
+        raise FedslrError(f"{path}: {told}") from None
 
 
 def _as_counted(path: Path) -> list[tuple[str, int]]:

@@ -331,8 +331,9 @@ class Coordinator:
             counted = upload.tree if upload.share == 1 else _scaled(upload.tree, upload.share)
             mean.add(counted, weight)
         try:
-            server = self.algorithm.aggregate(self.server, mean.value(), len(uploads))
-            return server, _encode(self.algorithm.broadcast(server))
+            made = self.algorithm.aggregate(self.server, mean.value(), len(uploads))
+            server = contract.checked_server(made, self.server)
+            return server, _encode(contract.checked_broadcast(self.algorithm.broadcast(server)))
         except (WireError, LinAlgError) as error:
             why = str(error).splitlines()[0]
             lower = contract.what_to_lower(self.algorithm)

@@ -271,10 +271,11 @@ class Batched(Eager):
 
     def personal_accuracy(self, cohort: Sequence[int], states: Sequence[Any], payload: Payload) -> Tensor:
         """How many of its test samples every client's own model gets right; not yet read back."""
-        batches = self._turn_to(cohort, EVALUATION)
+        batches, like = self._turn_to(cohort, EVALUATION), self.task.params()
 
         def one(slot: Tensor, state: Any) -> Params:
-            return self.algorithm.personal_model(self.together, state, payload, CohortData(batches, slot))
+            made = self.algorithm.personal_model(self.together, state, payload, CohortData(batches, slot))
+            return contract.checked_model("personal_model", made, like)
 
         with batchable(), torch.no_grad():
             slots = torch.arange(len(cohort), device=self.device)

@@ -15,7 +15,7 @@ from fedslr import wire
 from fedslr.errors import FedslrError, WireError
 from fedslr.matrix import LowRank
 from fedslr.tree import Tree, leaves
-from fedslr.types import Algorithm, Payload
+from fedslr.types import Algorithm, Params, Payload
 
 Update = Callable[..., tuple[Any, Payload]]
 
@@ -41,9 +41,10 @@ def checked_update(update: Update, kind: type | None = None) -> Update:
         made = update(task, client, payload, data, round)
         name = _name(update)
         if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], dict):
-            raise FedslrError(f"{name}: got {_kind(made)}, expected the client's new state and its upload")
+            found = f"({', '.join(map(_kind, made))})" if type(made) is tuple and made else _kind(made)
+            raise FedslrError(f"{name}: got {found}, expected (the client's new state, its upload as a dictionary)")
         if kind is not None:
-            _require_state(name, made[0], kind)
+            _require_state(name, made[0], kind, client)
         return made
 
     return call
@@ -55,7 +56,7 @@ def checked_state(learn: Callable[..., Any], kind: type) -> Callable[..., Any]:
     @functools.wraps(learn)
     def call(task: Any, client: Any, payload: Payload, data: Any, round: Any) -> Any:
         made = learn(task, client, payload, data, round)
-        _require_state(_name(learn), made, kind)
+        _require_state(_name(learn), made, kind, client)
         return made
 
     return call
@@ -66,10 +67,41 @@ def require_upload(upload: Payload, broadcast: Payload, stacked: bool = False) -
     try:
         wire.require_alike(_first(upload) if stacked else upload, broadcast, "upload")
     except WireError as error:
-        raise FedslrError(f"local_update: {error}, as in the broadcast") from None
+        raise FedslrError(f"local_update: {error}; expected what is in the broadcast, and of its shapes") from None
+
+
+def checked_server(made: Any, before: Any) -> Any:
+    """What `aggregate` made, which is a server as the one before was."""
+    if type(made) is not type(before):
+        raise FedslrError(f"aggregate: got {_kind(made)}, expected the server's new state, {_written(type(before))}")
+    if before != ():
+        _require_shapes("aggregate", "the server's state", _fields(made), _fields(before))
+    return made
+
+
+def checked_broadcast(made: Any) -> Payload:
+    """What `broadcast` made, which can be sent."""
+    if not isinstance(made, dict):
+        raise FedslrError(f"broadcast: got {_kind(made)}, expected a dictionary of tensors")
+    for leaf in leaves(made):
+        if not isinstance(leaf, Tensor | LowRank):
+            raise FedslrError(f"broadcast: it has {_kind(leaf)} in it, expected tensors")
+    return made
+
+
+def checked_model(name: str, made: Any, like: Params) -> Params:
+    """What `global_model` or `personal_model` made, which are the model's parameters."""
+    if not isinstance(made, dict):
+        raise FedslrError(f"{name}: got {_kind(made)}, expected a dictionary of the model's parameters")
+    if missing := [k for k in like if k not in made]:
+        raise FedslrError(f"{name}: '{missing[0]}' is missing, expected all of the model's parameters")
+    _require_shapes(name, "the model", made, like)
+    return made
 
 
 def checked_weights(weights: Sequence[float]) -> Sequence[float]:
+    if wrong := [w for w in weights if not isinstance(w, int | float)]:
+        raise FedslrError(f"weight: got {_kind(wrong[0])}, expected a number")
     if not all(math.isfinite(w) and w >= 0 for w in weights) or sum(weights) <= 0:
         raise FedslrError(f"weight: got {list(weights)}, expected numbers from 0 that are not all 0")
     return weights
@@ -80,10 +112,28 @@ def what_to_lower(algorithm: Algorithm[Any, Any]) -> str:
     return "lr or eta_g" if hasattr(algorithm, "eta_g") else "lr"
 
 
-def _require_state(name: str, made: Any, kind: type) -> None:
+def _require_state(name: str, made: Any, kind: type, before: Any) -> None:
     if type(made) is not kind:
         raise FedslrError(f"{name}: got {_kind(made)} as the client's new state, expected {_written(kind)}")
     _require_tensors(name, made)
+    if made != () and type(before) is kind:
+        _require_shapes(name, "the client's state", _fields(made), _fields(before))
+
+
+def _require_shapes(name: str, what: str, made: Any, before: Any, at: str = "") -> None:
+    """Refuse tensors that are not of the shape of those before them; of ones that are new or gone nothing is said."""
+    if isinstance(made, dict) and isinstance(before, dict):
+        for key in [key for key in before if key in made]:
+            _require_shapes(name, what, made[key], before[key], f"{at}/{key}" if at else str(key))
+    elif isinstance(made, Tensor | LowRank) and isinstance(before, Tensor | LowRank):
+        found, wanted = list(made.shape), list(before.shape)
+        if found != wanted:
+            raise FedslrError(f"{name}: '{at}' of {what} has shape {found}, expected {wanted}")
+
+
+def _fields(state: Any) -> dict[str, Any]:
+    found: dict[str, Any] = state._asdict()
+    return found
 
 
 def _require_tensors(name: str, state: Any) -> None:

@@ -67,7 +67,8 @@ class Eager:
             if not naming.is_in_table(type(self.algorithm)):
                 # A person's own may change in place what it is given.
                 state, payload = contract.own(state), contract.own(payload)
-            return self.algorithm.personal_model(self.task, state, payload, self._data(client, EVALUATION))
+            made = self.algorithm.personal_model(self.task, state, payload, self._data(client, EVALUATION))
+        return contract.checked_model("personal_model", made, self.task.params())
 
     @contextmanager
     def seeded(self, client: int, round: int) -> Iterator[None]:

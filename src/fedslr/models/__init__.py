@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from itertools import islice
@@ -76,19 +77,30 @@ def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:
             out = model.eval()(x.clone())
     except Exception as error:
         kind = str(x.dtype).removeprefix("torch.")
+        floats = "" if x.is_floating_point() else "; unless they are codes, give x as floats: x.astype('float32')"
         raise FedslrError(
-            f"model: it does not take inputs of shape {list(x.shape)} and type {kind}: {_first_line(error)}"
+            f"model: it does not take inputs of shape {list(x.shape)} and type {kind}: {_first_line(error)}{floats}"
         ) from error
-    classes = federation.num_classes
-    fits = isinstance(out, torch.Tensor) and out.ndim == 2 and len(out) == len(x) and out.shape[1] >= classes
-    if not fits or not out.is_floating_point():
-        found = f"{list(out.shape)} of {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
-        raise FedslrError(
-            f"model: it answers {len(x)} inputs with {found}, expected [{len(x)}, {classes}] (one score per class)"
-        )
+    _check_scores(out, len(x), federation.num_classes)
+    # A last batch may have a single sample.
+    single = None
+    with torch.no_grad(), contextlib.suppress(Exception):
+        single = model(x[:1].clone())
+    if single is not None:
+        _check_scores(single, 1, federation.num_classes)
     told = _try_to_train(copy.deepcopy(model).train(), loss, x, y)
     _check_samples_are_apart(model, federation)
     return told
+
+
+def _check_scores(out: object, samples: int, classes: int) -> None:
+    fits = isinstance(out, torch.Tensor) and out.ndim == 2 and len(out) == samples and out.shape[1] >= classes
+    if not fits or not isinstance(out, torch.Tensor) or not out.is_floating_point():
+        found = f"{list(out.shape)} of {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
+        inputs = "1 input" if samples == 1 else f"{samples} inputs"
+        raise FedslrError(
+            f"model: it answers {inputs} with {found}, expected [{samples}, {classes}] (one score per class)"
+        )
 
 
 def _shown(model: nn.Module, federation: Federation, x: torch.Tensor) -> torch.Tensor:

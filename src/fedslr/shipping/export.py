@@ -91,6 +91,8 @@ def export(
     A result is what `run` or `open_run` gave. `purpose="size"` makes every layer as small as it can be; `"speed"` gives
     every layer the form that is fastest for a batch of this size on this machine.
     """
+    if not isinstance(result, Result):
+        raise FedslrError(f"export: got a {type(result).__name__}, expected what fedslr.run or fedslr.open_run gave")
     for name, value, known in (("format", format, tuple(SUFFIXES)), ("for", purpose, PURPOSES)):
         if value not in known:
             raise FedslrError(f"{name}: got '{value}', expected {', '.join(known)}")
