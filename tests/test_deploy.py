@@ -847,3 +847,72 @@ def test_a_round_needs_half_its_cohort_unless_told_otherwise():
     assert [recipe().options.needed(n) for n in (1, 2, 5)] == [1, 1, 3]
     assert recipe(changes=["federation.minimum=4"]).options.needed(5) == 4
     assert recipe(changes=["federation.minimum=4"]).options.needed(2) == 2
+
+
+# --- models that ship -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedslr", "fedavg", "ditto", "fedrep", "apfl", "fedspa", "local"])
+def test_what_was_deployed_ships(method, tmp_path, command):
+    """From a node its personal model, from the server the global one: those of the simulation."""
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(method, changes=["rounds=2", "evaluate.every=2"]))
+    federation.run()
+    simulation, x = federation.simulated(), federation.federation.clients[1].x_test.float()
+    code, out, _ = command("export", tmp_path / "node-1", "--out", tmp_path / "mine.safetensors")
+    assert code == 0, out
+    assert "the personal model of client 1" in out
+    assert "of the dense model's size" in out
+    mine = fedslr.load_exported(tmp_path / "mine.safetensors")
+    wanted = simulation.task.outputs(simulation.personal_params(1), x)
+    torch.testing.assert_close(mine(x), wanted, rtol=1e-4, atol=1e-4)
+    page = (tmp_path / "mine.safetensors.md").read_text()
+    right = 100 * float((wanted.argmax(1) == federation.federation.clients[1].y_test).double().mean())
+    assert rf"{right:.1f} % \(its 7 test samples\)" in page
+    assert "trained with" in page
+    assert "own data" in page
+
+    code, out, err = command("export", tmp_path / "run", "--global")
+    shared = simulation.algorithm.global_model(simulation.server)
+    if shared is None:
+        assert (code, "has no global model; export a client's on its node" in err) == (2, True)
+        return
+    assert code == 0, err
+    ours = fedslr.load_exported(tmp_path / "run" / "export" / "global.safetensors")
+    torch.testing.assert_close(ours(x), simulation.task.outputs(shared, x), rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_ship_says_where_it_is(tmp_path, command):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2", "evaluate.every=2"]))
+    server = federation.server(federation.asked)
+    next(server.rounds())
+    assert command("export", tmp_path / "node-1")[2] == (
+        f"error: {tmp_path / 'node-1'}: has no personal model yet; it has one after the first evaluation\n"
+    )
+    server.folder.close()
+    coordinator = federation.run()
+    server_module.finish(coordinator)
+    for call, says in (
+        (("export", "run", "--client", 1), "the model of client 1 is on its node; fedslr export STORE there"),
+        (("export", "node-1", "--global"), "a node's store has its personal model only"),
+        (("export", "node-1", "--client", 2), "--client: got 2, but"),
+        (("export", "run"), "neither --client nor --global"),
+        (("latency", "run"), "a deployed federation, whose models are exported: fedslr export RUN --global"),
+    ):
+        code, _, err = command(call[0], tmp_path / call[1], *call[2:])
+        assert (code, len(err.splitlines()), says in err) == (2, 1, True), err
+
+
+def test_a_store_of_before_there_were_parts_ships_whole(tmp_path, command):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1", "evaluate.every=1"]))
+    federation.run()
+    store = federation.post.nodes_by_identity["key-0"].store
+    page = store.read()
+    store.turn(replace(page, parts=None, evaluation=None))
+    written = json.loads((tmp_path / "node-0" / "page.json").read_text())
+    for name in ("parts", "evaluation", "digest"):
+        del written[name]
+    signed = {**written, "digest": node_store._digest(written)}
+    (tmp_path / "node-0" / "page.json").write_text(json.dumps(signed))
+    code, out, _ = command("export", tmp_path / "node-0")
+    assert (code, "accuracy not measured" in out) == (0, True)
+    assert (tmp_path / "node-0" / "export" / "personal.safetensors").exists()

@@ -68,6 +68,10 @@ NO_MODELS = "{}: no checkpoint in it, so there are no models; expected a run's o
 
 def require_checkpoint(run: Path) -> Path:
     """The folder of a run's checkpoints, without making one."""
+    if (run / "ledger.sqlite").exists():
+        raise CheckpointError(
+            f"{run}: a deployed federation, whose models are exported: fedslr export RUN --global, or STORE on a node"
+        )
     if not (run / "checkpoint").is_dir():
         raise CheckpointError(NO_MODELS.format(run))
     return run / "checkpoint"

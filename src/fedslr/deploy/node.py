@@ -169,6 +169,8 @@ class Node:
             start=self.store.write(page, "start", start),
             state=self.store.write(page, "state", plain(state)),
             personal=page.personal if page else None,
+            parts=page.parts if page else None,
+            evaluation=page.evaluation if page else None,
             serial=page.serial if page else 0,
         )
         self.store.turn(new)
@@ -255,14 +257,22 @@ class Node:
         page, state, payload = work.page, work.restored(work.page.state), work.receive(order.payload)
         personal = work.engine.personal_model(self.client, state, payload)
         shared = work.algorithm.received_model(payload)
-        broadcast = _decode(order.payload, fold=True)
-        self.store.turn(replace(page, personal=self.store.write(page, "personal", dict(personal))))
+        parts = work.algorithm.deployed(state, _decode(order.payload, fold=True))
+        accuracy = work.accuracy(personal)
+        self.store.turn(
+            replace(
+                page,
+                personal=self.store.write(page, "personal", dict(personal)),
+                parts=self.store.write_bytes(page, "parts", _encode(parts)),
+                evaluation=(order.round, accuracy, len(work.held.y_test)),
+            )
+        )
         return self._report(
             order,
             examples=len(work.held.y),
-            accuracy_personal=work.accuracy(personal),
+            accuracy_personal=accuracy,
             accuracy_global=work.accuracy(shared),
-            parameters=parameters(work.algorithm.deployed(state, broadcast)),
+            parameters=parameters(parts),
         )
 
     def _report(self, order: Order, status: str = DONE, **fields: Any) -> Report:

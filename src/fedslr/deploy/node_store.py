@@ -7,6 +7,7 @@
       upload-000013.bin             and the very bytes that were, or will be, sent
       start-000001.safetensors      the initial model
       personal-000014.safetensors   the personal model of the last evaluation, for `fedslr predict`
+      parts-000014.bin              and what it is made of, factors and non-zeros, for `fedslr export`
 
 Files are never changed. New ones are written first, then the page is renamed into place: that is the one moment in
 which anything happens. What no page names is removed.
@@ -39,7 +40,7 @@ from fedslr.tree import Tree
 FORMAT = 1
 PAGE = "page.json"
 OURS = re.compile(
-    r"\.?(start|state|trained|upload|personal)-\d+\.(safetensors|bin)(\.\d+\.tmp)?|\.page\.json\.\d+\.tmp"
+    r"\.?(start|state|trained|upload|personal|parts)-\d+\.(safetensors|bin)(\.\d+\.tmp)?|\.page\.json\.\d+\.tmp"
 )
 
 
@@ -68,6 +69,9 @@ class Page:
     state: Entry
     pending: Pending | None = None
     personal: Entry | None = None
+    parts: Entry | None = None
+    evaluation: tuple[int, float, int] | None = None
+    """Of that model: the rounds that were done, its accuracy, and the samples it was tested on."""
     seen: tuple[int, int] = (0, 0)
     """Round and attempt of the latest order."""
     serial: int = 0
@@ -75,7 +79,7 @@ class Page:
 
     def files(self) -> set[str]:
         waiting = (self.pending.trained, self.pending.upload) if self.pending else ()
-        return {e.file for e in (self.start, self.state, self.personal, *waiting) if e is not None}
+        return {e.file for e in (self.start, self.state, self.personal, self.parts, *waiting) if e is not None}
 
 
 class NodeStore:
@@ -164,13 +168,15 @@ def _page(fields: dict[str, Any]) -> Page:
     pending = fields["pending"]
     if pending is not None:
         pending = Pending(**{**pending, "trained": Entry(*pending["trained"]), "upload": Entry(*pending["upload"])})
-    personal = fields["personal"]
+    kept = {name: fields.get(name) for name in ("personal", "parts")}
+    evaluation = fields.get("evaluation")
     return Page(
         **{
             **fields,
             "start": Entry(*fields["start"]),
             "state": Entry(*fields["state"]),
-            "personal": None if personal is None else Entry(*personal),
+            **{name: None if entry is None else Entry(*entry) for name, entry in kept.items()},
+            "evaluation": None if evaluation is None else tuple(evaluation),
             "pending": pending,
             "seen": tuple(fields["seen"]),
         }

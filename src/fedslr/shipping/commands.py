@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedslr.arguments import require_file
+from fedslr.deploy import shipping as deployed
 from fedslr.display import warn
 from fedslr.errors import FedslrError
 from fedslr.reopen import open_run
@@ -15,8 +16,8 @@ from fedslr.report import amount, percent
 from fedslr.shipping import latency as latencies
 from fedslr.shipping import programs
 from fedslr.shipping.card import whose
-from fedslr.shipping.export import BATCH, SUFFIXES
-from fedslr.shipping.export import export as write
+from fedslr.shipping.export import BATCH, SUFFIXES, write
+from fedslr.shipping.export import export as of_run
 from fedslr.shipping.timing import runtimes
 
 Client = Annotated[int | None, typer.Option(help="The client whose personal model it is.")]
@@ -30,7 +31,7 @@ def mount(app: typer.Typer) -> None:
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, or a node's store.")],
     client: Client = None,
     shared: Annotated[bool, typer.Option("--global", help="The global model instead of a client's.")] = False,
     format: Annotated[str, typer.Option(help="safetensors, torch (torch.export) or onnx.")] = "safetensors",
@@ -38,25 +39,44 @@ def export(
     out: Annotated[Path | None, typer.Option(help="The file. Default: export/ in the run's folder.")] = None,
     batch: Batch = BATCH,
 ) -> None:
-    """Write one model of a run to a file that runs without it, with a model card beside it."""
-    if (client is None) is not shared:
+    """Write one model of a run to a file that runs without it, with a model card beside it.
+
+    Of a deployed federation the global model is exported from the server's run folder, a client's on its node, from
+    the folder of its store.
+    """
+    if deployed.is_store(folder):
+        if shared:
+            raise FedslrError("export: got --global, but a node's store has its personal model only")
+        target = _target(folder, "personal", format, out)
+        made = write(lambda: deployed.personal_model(folder, client, batch), target, format, purpose)
+    elif (client is None) is not shared:
         got = "both --client and --global" if shared else "neither --client nor --global"
         raise FedslrError(f"export: got {got}, expected one of them")
-    name = "global" if client is None else f"client-{client}"
-    target = out or folder / "export" / f"{name}{SUFFIXES.get(format, '')}"
-    result = open_run(folder, device="cpu", warn=warn)
-    if result.rounds_left:
-        warn(f"this run is not finished: its models are those of round {result.summary['rounds']}")
-    made = write(result, target, client=client, format=format, purpose=purpose, batch=batch)
+    elif deployed.is_deployed(folder):
+        if not shared:
+            raise FedslrError(f"--client: the model of client {client} is on its node; fedslr export STORE there")
+        target = _target(folder, "global", format, out)
+        made = write(lambda: deployed.global_model(folder, batch), target, format, purpose)
+    else:
+        result = open_run(folder, device="cpu", warn=warn)
+        if result.rounds_left:
+            warn(f"this run is not finished: its models are those of round {result.summary['rounds']}")
+        target = _target(folder, "global" if client is None else f"client-{client}", format, out)
+        made = of_run(result, target, client=client, format=format, purpose=purpose, batch=batch)
     facts = made.facts
+    accuracy = "not measured" if facts.accuracy is None else percent(facts.accuracy)
     for line in (
-        f"{whose(client)}, {facts.format}, for {facts.purpose}: {made.path}",
+        f"{whose(facts.client)}, {facts.format}, for {facts.purpose}: {made.path}",
         f"{amount(facts.bytes)}, {100 * facts.bytes / facts.dense_bytes:.0f} % of the dense model's size "
         f"({amount(facts.dense_bytes)})",
-        f"accuracy {percent(facts.accuracy)}; answers differ from the dense model's by at most {facts.difference:.1g}",
+        f"accuracy {accuracy}; answers differ from the dense model's by at most {facts.difference:.1g}",
         f"model card: {made.card}",
     ):
         typer.echo(line)
+
+
+def _target(folder: Path, name: str, format: str, out: Path | None) -> Path:
+    return out or folder / "export" / f"{name}{SUFFIXES.get(format, '')}"
 
 
 def latency(

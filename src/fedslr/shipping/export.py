@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from fedslr.shipping.forms import Forms
 from fedslr.shipping.parts import Layer, composed
 from fedslr.shipping.timing import OnnxRuntime, Runtime, Torch
 from fedslr.store import disk_errors, write_durably
+from fedslr.types import Params, Payload
 
 SUFFIXES = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
 PURPOSES = ("size", "speed")
@@ -55,6 +56,20 @@ class Source(NamedTuple):
         return sum(x.numel() for x in self.model.state_dict().values())
 
 
+Answers = Callable[[Tensor], Tensor]
+
+
+class Origin(NamedTuple):
+    """Where a model comes from, and how good what is made of it turns out to be."""
+
+    source: Source
+    about: dict[str, Any]
+    """What a file says of that: method, dataset, clients, rounds and those left, seed, and what inputs are like."""
+    hyperparameters: dict[str, Any]
+    accuracy: Callable[[Answers], tuple[float | None, int]]
+    """By a file's answers: its accuracy, and on how many samples of one client; 0 where it is a mean over clients."""
+
+
 def source(result: Result, client: int | None, batch: int = BATCH) -> Source:
     """The personal model of a client, or the global model."""
     if client is None and not result.has_global_model:
@@ -64,9 +79,14 @@ def source(result: Result, client: int | None, batch: int = BATCH) -> Source:
     else:
         params, kept = result.personal_params(client), result.personal_parts(client)
         model = result.personal_model(client)
+    return sourced(client, model, params, kept, _inputs(result, client or 0, batch, model))
+
+
+def sourced(client: int | None, model: nn.Module, params: Params, kept: Payload, x: Tensor) -> Source:
+    """A model that has these parameters, with what a method keeps of them, and inputs to try it with."""
     model = model.cpu().eval().requires_grad_(False)
     others = {name: x for name, x in model.state_dict().items() if name not in params}
-    return Source(client, model, composed(kept, params), others, _inputs(result, client or 0, batch, model))
+    return Source(client, model, composed(kept, params), others, x.cpu())
 
 
 def _inputs(result: Result, client: int, batch: int, model: nn.Module) -> Tensor:
@@ -93,12 +113,16 @@ def export(
     """
     if not isinstance(result, Result):
         raise FedslrError(f"export: got a {type(result).__name__}, expected what fedslr.run or fedslr.open_run gave")
+    return write(lambda: _of(result, client, batch), Path(path), format, purpose)
+
+
+def write(origin: Callable[[], Origin], target: Path, format: str, purpose: str) -> Exported:
+    """Write a model to a file, and a card beside it, once it is known that the file can be as it is asked for."""
     for name, value, known in (("format", format, tuple(SUFFIXES)), ("for", purpose, PURPOSES)):
         if value not in known:
             raise FedslrError(f"{name}: got '{value}', expected {', '.join(known)}")
     if format == "onnx":
         programs.require_onnx()
-    target = Path(path)
     if format == "torch" and target.suffix != SUFFIXES[format]:
         raise FedslrError(f"out: got '{target.name}', expected a name that ends in .pt2, as torch.export.load does")
     if target.suffix in SUFFIXES.values() and target.suffix != SUFFIXES[format]:
@@ -109,17 +133,18 @@ def export(
     for there in (target, page):
         if there.exists():
             raise FedslrError(f"out: {there} already exists; choose another --out")
-    chosen = source(result, client, batch)
+    made = origin()
+    chosen = made.source
     plan = _plan(chosen, format, purpose)
-    about = describe(result, chosen, plan)
+    about = describe(made.about, chosen, plan)
     data, numbers, answers = _written(chosen, plan, about, format)
     difference = _checked(chosen, answers)
-    accuracy, tested = _accuracy(result, client, answers)
+    accuracy, tested = made.accuracy(answers)
     facts = Facts(
         target.name,
         format,
         purpose,
-        client,
+        chosen.client,
         accuracy,
         tested,
         len(data),
@@ -128,13 +153,22 @@ def export(
         chosen.dense_numbers,
         difference,
         about,
-        dataclasses.asdict(result.algorithm),  # type: ignore[call-overload]
+        made.hyperparameters,
     )
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     write_durably(target, data)
     write_durably(page, card(facts).encode())
     return Exported(target, page, facts)
+
+
+def _of(result: Result, client: int | None, batch: int) -> Origin:
+    return Origin(
+        source(result, client, batch),
+        about(result),
+        dataclasses.asdict(result.algorithm),  # type: ignore[call-overload]
+        lambda answers: _accuracy(result, client, answers),
+    )
 
 
 def _plan(chosen: Source, format: str, purpose: str) -> Forms:
@@ -147,30 +181,37 @@ def _plan(chosen: Source, format: str, purpose: str) -> Forms:
     return forms.fastest(chosen.model, chosen.layers, chosen.x, runtime)
 
 
-def describe(result: Result, chosen: Source, plan: Forms) -> dict[str, Any]:
-    """What a file says of itself: all that is needed to build the model again, and where it comes from."""
+def about(result: Result) -> dict[str, Any]:
+    """Where the models of a run come from."""
     federation, summary = result.federation, result.summary
-    by_class = {made: name for name, made in MODELS.items()}
     normalization = federation.normalization
     return {
-        "model": {
-            "name": by_class.get(type(chosen.model)),
-            "class": type(chosen.model).__name__,
-            "input_shape": list(federation.input_shape),
-            "classes": federation.num_classes,
-        },
-        "dtype": str(next(chosen.model.parameters()).dtype).removeprefix("torch."),
+        "input_shape": list(federation.input_shape),
+        "classes": federation.num_classes,
         "normalization": None if normalization is None else normalization._asdict(),
-        "forms": plan,
-        "layers": sum(is_matrix(layer.whole) for layer in chosen.layers.values()),
-        "client": chosen.client,
-        **{"method": summary["algorithm"]},
+        "method": summary["algorithm"],
         **{key: summary[key] for key in ("dataset", "clients", "rounds", "seed")},
         "rounds_left": result.rounds_left,
     }
 
 
-Answers = Callable[[Tensor], Tensor]
+def describe(known: Mapping[str, Any], chosen: Source, plan: Forms) -> dict[str, Any]:
+    """What a file says of itself: all that is needed to build the model again, and where it comes from."""
+    by_class = {made: name for name, made in MODELS.items()}
+    return {
+        "model": {
+            "name": by_class.get(type(chosen.model)),
+            "class": type(chosen.model).__name__,
+            "input_shape": known["input_shape"],
+            "classes": known["classes"],
+        },
+        "dtype": str(next(chosen.model.parameters()).dtype).removeprefix("torch."),
+        "normalization": known["normalization"],
+        "forms": plan,
+        "layers": sum(is_matrix(layer.whole) for layer in chosen.layers.values()),
+        "client": chosen.client,
+        **{key: known[key] for key in ("method", "dataset", "clients", "rounds", "seed", "rounds_left")},
+    }
 
 
 def _written(chosen: Source, plan: Forms, about: dict[str, Any], format: str) -> tuple[bytes, int, Answers]:

@@ -15,7 +15,7 @@ from fedslr.errors import FedslrError
 from fedslr.reopen import open_run
 from fedslr.report import amount, tables
 from fedslr.shipping import files, forms
-from fedslr.shipping.export import Source, describe, source
+from fedslr.shipping.export import Source, about, describe, source
 from fedslr.shipping.forms import Forms
 from fedslr.shipping.timing import Runtime, milliseconds
 from fedslr.store import write_durably
@@ -58,7 +58,7 @@ def measured(
 ) -> Row:
     """One model of a run, with everything that runs it."""
     chosen = source(result, client, batch)
-    data, numbers = files.encode(describe(result, chosen, {}), chosen.layers, chosen.others)
+    data, numbers = files.encode(describe(about(result), chosen, {}), chosen.layers, chosen.others)
     row: Row = {"parameters": numbers, "bytes": len(data), "ms": {}, "chosen": {}}
     for runtime in with_:
         key = f"{runtime.name} {runtime.device}"
