@@ -44,6 +44,7 @@ from fedslr.errors import FedslrError, TakenError, WireError
 from fedslr.metrics import Evaluation, Sizes, parameters
 from fedslr.record import Record, RunFolder
 from fedslr.report.page import write_report
+from fedslr.shipping.card import DEPLOYED
 from fedslr.store import plain, restore, size
 from fedslr.tree import Tree
 from fedslr.types import Algorithm
@@ -630,7 +631,7 @@ def finish(coordinator: Coordinator) -> dict[str, Any]:
     records, asked = coordinator.ledger.records(), coordinator.asked
     run = api.Figures(
         asked.recipe.algorithm.name,
-        asked.recipe.data.name,
+        DEPLOYED,
         len(coordinator.members),
         coordinator.done,
         asked.recipe.settings.seed,
