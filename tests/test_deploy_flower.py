@@ -424,6 +424,10 @@ def test_status_remove_release_and_predict(tmp_path, command):
     code, _, err = command("predict", "--store", tmp_path / "run", tmp_path / "in.npy")
     assert code == 2
     assert "is no node's store" in err
+    (kept,) = (tmp_path / "node-2").glob("personal-*")
+    kept.write_bytes(b"")
+    code, _, err = command("predict", "--store", tmp_path / "node-2", tmp_path / "in.npz")
+    assert (code, err.endswith("; the federation's next evaluation writes the model anew\n")) == (2, True)
     inputs = tmp_path / "wrong.npy"
     for wrong, says in (
         (np.full((2, 6), np.nan), f"{inputs}: x has numbers that are not finite"),

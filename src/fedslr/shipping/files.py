@@ -29,6 +29,8 @@ from fedslr.shipping.parts import Layer, pieces
 
 FORMAT = 1
 HEADER = "fedslr/header"
+LONGEST = 300
+"""Letters of what is wrong with some weights."""
 
 
 class FileError(FedslrError):
@@ -110,7 +112,9 @@ def built(data: bytes, model: nn.Module | None = None) -> nn.Module:
     try:
         filled = _filled(template, {**{name: layer.whole for name, layer in layers.items()}, **others})
     except (RuntimeError, TypeError) as error:
-        raise FileError(f"its weights do not fit the model: {_first_line(error)}") from error
+        # PyTorch's first line says whose, the others what.
+        why = "; ".join(line.strip().rstrip(".") for line in str(error).splitlines() if not line.endswith(":"))
+        raise FileError(f"its weights do not fit the model: {why[:LONGEST]}") from error
     return shaped(filled, layers, _forms(about, filled, layers))
 
 
