@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 import fedslr
@@ -102,6 +104,44 @@ class Keys(Wrong):
         return client, dict(list(upload.items())[1:])
 
 
+def scaled(aggregate):
+    """Gives a function one argument more."""
+
+    @functools.wraps(aggregate)
+    def call(self, server, mean_upload, cohort_size):
+        return aggregate(self, server, mean_upload, cohort_size, 0.5)
+
+    return call
+
+
+class Seen(NamedTuple):
+    w: dict
+    cohorts: torch.Tensor
+
+
+class Unusual(Half):
+    """All of it as it may be: numbers of other kinds, a decorated function, a server that remembers more and more."""
+
+    name = "unusual"
+
+    def init_server(self, w, num_clients):
+        return Seen(w, torch.zeros(0))
+
+    def weight(self, num_examples):
+        return np.int64(num_examples)
+
+    @scaled
+    def aggregate(self, server, mean_upload, cohort_size, scale):
+        w = fedslr.tree.map(lambda w, d: w + scale * d, server.w, mean_upload)
+        return Seen(w, torch.cat([server.cohorts, torch.tensor([float(cohort_size)])]))
+
+    def resize(self, server, num_clients):
+        return server
+
+    def global_model(self, server):
+        return MappingProxyType(server.w)
+
+
 class Swapped(Wrong):
     def spoil(self, client, upload, payload):
         return upload, client
@@ -171,11 +211,11 @@ class Swells(Half):
     name = "swells"
 
     def init_client(self, w):
-        return Kept({"n": torch.zeros(1)})
+        return Kept({"conv1.weight": torch.zeros_like(w["conv1.weight"]), "seen": torch.zeros(0)})
 
     def local_update(self, task, client, payload, data, round):
         _, upload = super().local_update(task, client, payload, data, round)
-        return Kept({"n": torch.zeros(2)}), upload
+        return Kept({"conv1.weight": client.n["conv1.weight"][:1], "seen": torch.zeros(1)}), upload
 
 
 class Shapes(Wrong):

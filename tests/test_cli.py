@@ -216,7 +216,7 @@ def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
         ),
         ("algorithm.name=mine:Impersonal", "personal_model: got NoneType, expected a dictionary of the model's param"),
         ("algorithm.name=mine:Weighty", "weight: got NoneType, expected a number"),
-        ("algorithm.name=mine:Swells", "local_update: 'n/n' of the client's state has shape [2], expected [1]"),
+        ("algorithm.name=mine:Swells", "local_update: 'n/conv1.weight' of the client's state has shape [1, 1, 3, 3]"),
         ("algorithm.name=mine:Shapes", "'upload/conv1.weight' is [1, 3, 3] of float32, expected ["),
         ("algorithm.name=mine:Doubles", "of float64, expected"),
         ("algorithm.name=mine:NewState", "local_update: got dict as the client's new state, expected ()"),
@@ -255,6 +255,14 @@ def test_a_mistake_in_ones_own_is_a_line(change, says, mine, recipe, command):
     code, _, err = command("run", recipe, "--out", "a", "--set", change)
     assert_one_plain_line(code, err, says)
     assert "eta_g" not in err  # FedAvg has none that could be lowered
+
+
+def test_methods_of_ones_own_may_be_unusual(mine, recipe, command):
+    for engine in ("eager", "batched"):
+        made = command(
+            "run", recipe, "--out", engine, "--set", "algorithm.name=mine:Unusual", "--set", f"engine={engine}"
+        )
+        assert made[0] == 0, made
 
 
 @pytest.mark.parametrize("name", ["tensors", "floats"])

@@ -411,6 +411,17 @@ def test_a_sweep_says_what_was_swept_where_runs_failed(recipe, command, tmp_path
     assert "late: fewer than 5 evaluations, so the mean of all, in lr=0.1-seed0" in " ".join(err.split())
     code, out, err = command("show", tmp_path / "runs", "--plot", tmp_path / "x.bmp")
     assert (code, out) == (2, "")
+    # One that is damaged takes nothing away from the others.
+    (tmp_path / "runs" / "lr=100000000.0-seed0" / "config.toml").write_text("x")
+    assert command("show", tmp_path / "runs")[0] == 0
+
+
+def test_two_settings_of_one_name_are_two_columns():
+    def run(**flat: Any) -> tables.Run:
+        return tables.Run(Path("x"), {"algorithm.name": "a", "seed": 0} | flat, {"algorithm": "a"}, [])
+
+    some = [run(**{"data.name": x, "algorithm.data": y}) for x, y in (("d", 1), ("m", 1), ("d", 2))]
+    assert [list(g.labels) for g in tables.group(some)] == [["algorithm.data", "data.name"]] * 3
 
 
 def test_accuracies_are_shown_however_many_settings_there_are(monkeypatch):

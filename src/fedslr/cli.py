@@ -252,7 +252,7 @@ def _experiment(
         asked = {job.folder for job in made}
         others = sorted(p.parent for p in home.glob("*/summary.json") if p.parent not in asked)
         runs = tables.find_runs([*done, *others])
-        beside = [run for run in tables.unfinished([home]) if run.folder in asked]
+        beside = tables.unfinished(sorted(asked))
         made_table, written = _tables(runs, pick, clients, beside)
         print_table(made_table)
         for format, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):

@@ -101,13 +101,15 @@ def _misshapen(cls: Method) -> str | None:
         own = inspect.getattr_static(cls, name)
         if name.startswith("_") or not inspect.isfunction(own):
             continue
-        wanted = [p.name for p in inspect.signature(usual).parameters.values()]
+        usually = inspect.signature(usual).parameters.values()
         try:
-            inspect.signature(own).bind(*wanted)
-        except TypeError:
-            return f"but its {name} takes {inspect.signature(own)}, expected ({', '.join(wanted)})"
-        except ValueError:  # one that has no signature to look at
+            takes = inspect.signature(own, follow_wrapped=False)
+        except ValueError:  # there is none to look at
             continue
+        try:
+            takes.bind(*(p.name for p in usually if p.default is p.empty))
+        except TypeError:
+            return f"but its {name} takes {takes}, expected ({', '.join(p.name for p in usually)})"
     return None
 
 

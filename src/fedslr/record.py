@@ -96,14 +96,16 @@ def lock(folder: Path, shared: bool = False, wait: bool = False, mode: int = 0o7
 
 def is_taken(folder: Path) -> bool:
     """Whether a process works in a folder, as far as it can be looked into: nothing is written there."""
-    try:
-        with (folder / ".lock").open("rb") as handle:
-            if fcntl is not None:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    for mode in ("r+b", "rb"):  # a network's disk may lock only what can be written
+        try:
+            with (folder / ".lock").open(mode) as handle:
+                if fcntl is not None:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            continue
     return False
 
 

@@ -235,5 +235,7 @@ def as_tensor(where: str, array: Any) -> Tensor:
         if made.layout != torch.strided or made.is_complex():
             raise TypeError("sparse and complex tensors are not taken")
         return made
+    except FedslrError:
+        raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise FedslrError(f"{where} is no array of numbers: {error}".split("\n")[0]) from error

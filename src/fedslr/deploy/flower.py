@@ -203,6 +203,9 @@ def end_with_parent() -> None:
     """End this process when the one that started it is gone. Flower asks for that too, but its request is not heard
     while an order is being sent, which is tried for ever. Nothing is lost: what was committed is on the disk."""
     parent = os.getppid()
+    if parent == 1 and OWNED in sys.argv[:-1]:
+        # It was gone before this began.
+        parent = int(sys.argv[sys.argv.index(OWNED) + 1])
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -88,6 +88,8 @@ class Ledger:
         self.path, self.folder = run / FILE, run / FOLDER
         try:
             self.folder.mkdir(0o700, parents=True, exist_ok=True)
+            if not self.path.exists():
+                self.path.touch(0o600)
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=60)
             self._db.execute("PRAGMA synchronous=EXTRA")
             self._db.execute("PRAGMA foreign_keys=ON")

@@ -162,7 +162,7 @@ class Loopback:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
         for name in sorted(self.processes, key=lambda name: name == LINK):
-            self.stop(name)
+            self.stop(name, signal.SIGTERM if name == LINK else None)
 
     def start_superlink(self) -> None:
         """The SuperLink, with TLS and node authentication; what it knows of nodes is on the disk."""
@@ -209,12 +209,13 @@ class Loopback:
     def submit(self, recipe: str, out: Path) -> str:
         return submit(self.folder, CONNECTION, recipe, out, self.env)
 
-    def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """End a process and all that it started."""
+    def stop(self, name: str, how: signal.Signals | None = signal.SIGTERM) -> None:
+        """End a process and all that it started, which may have been told already."""
         process = self.processes.pop(name)
         until = time.monotonic() + GRACE
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
+            if how is not None:
+                os.killpg(process.pid, how)
             while time.monotonic() < until:
                 process.poll()
                 os.killpg(process.pid, 0)
@@ -296,6 +297,7 @@ def follow(
         elif failed is None:
             failed = time.monotonic()
         elif time.monotonic() > failed + handover:
-            raise FedslrError((run / FAILURE).read_text("utf-8").strip())
+            with contextlib.suppress(FileNotFoundError):  # a successor takes it back
+                raise FedslrError((run / FAILURE).read_text("utf-8").strip())
         time.sleep(0.5)
     raise FedslrError(f"{run}: the run did not end in {limit:g} seconds")

@@ -36,7 +36,7 @@ from fedslr.engine.eager import Eager
 from fedslr.errors import CheckpointError, FedslrError, StorageError, WireError
 from fedslr.metrics import parameters
 from fedslr.record import lock
-from fedslr.store import plain, restore
+from fedslr.store import Entry, plain, restore
 from fedslr.tree import Tree
 from fedslr.types import Algorithm, Params
 
@@ -263,7 +263,7 @@ class Node:
             replace(
                 page,
                 personal=self.store.write(page, "personal", dict(personal)),
-                parts=self.store.write_bytes(page, "parts", _encode(parts)),
+                parts=self._kept_parts(page, parts),
                 evaluation=(order.round, accuracy, len(work.held.y_test)),
             )
         )
@@ -274,6 +274,13 @@ class Node:
             accuracy_global=work.accuracy(shared),
             parameters=parameters(parts),
         )
+
+    def _kept_parts(self, page: Page, parts: Tree) -> Entry | None:
+        """What the personal model is made of, on the disk, unless it is of a kind that does not travel."""
+        try:
+            return self.store.write_bytes(page, "parts", _encode(parts))
+        except (WireError, TypeError):
+            return None
 
     def _report(self, order: Order, status: str = DONE, **fields: Any) -> Report:
         return Report(order.kind, status, order.run, self.client, order.round, order.attempt, **fields)

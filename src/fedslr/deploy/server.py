@@ -333,7 +333,7 @@ class Coordinator:
             mean.add(counted, weight)
         try:
             made = self.algorithm.aggregate(self.server, mean.value(), len(uploads))
-            server = contract.checked_server(made, self.server)
+            server = contract.checked_server(made, self.server, self.start)
             return server, _encode(contract.checked_broadcast(self.algorithm.broadcast(server)))
         except (WireError, LinAlgError) as error:
             why = str(error).splitlines()[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ def checked_update(update: Update, kind: type | None = None) -> Update:
             found = f"({', '.join(map(_kind, made))})" if type(made) is tuple and made else _kind(made)
             raise FedslrError(f"{name}: got {found}, expected (the client's new state, its upload as a dictionary)")
         if kind is not None:
-            _require_state(name, made[0], kind, client)
+            _require_state(name, made[0], kind, client, payload)
         return made
 
     return call
@@ -56,7 +56,7 @@ def checked_state(learn: Callable[..., Any], kind: type) -> Callable[..., Any]:
     @functools.wraps(learn)
     def call(task: Any, client: Any, payload: Payload, data: Any, round: Any) -> Any:
         made = learn(task, client, payload, data, round)
-        _require_state(_name(learn), made, kind, client)
+        _require_state(_name(learn), made, kind, client, payload)
         return made
 
     return call
@@ -70,12 +70,12 @@ def require_upload(upload: Payload, broadcast: Payload, stacked: bool = False) -
         raise FedslrError(f"local_update: {error}; expected what is in the broadcast, and of its shapes") from None
 
 
-def checked_server(made: Any, before: Any) -> Any:
-    """What `aggregate` made, which is a server as the one before was."""
+def checked_server(made: Any, before: Any, like: Params) -> Any:
+    """What `aggregate` made, which is a server as the one before was, of a model with these parameters."""
     if type(made) is not type(before):
         raise FedslrError(f"aggregate: got {_kind(made)}, expected the server's new state, {_written(type(before))}")
     if before != ():
-        _require_shapes("aggregate", "the server's state", _fields(made), _fields(before))
+        _require_shapes("aggregate", "the server's state", _fields(made), _fields(before), like)
     return made
 
 
@@ -91,16 +91,16 @@ def checked_broadcast(made: Any) -> Payload:
 
 def checked_model(name: str, made: Any, like: Params) -> Params:
     """What `global_model` or `personal_model` made, which are the model's parameters."""
-    if not isinstance(made, dict):
+    if not isinstance(made, Mapping):
         raise FedslrError(f"{name}: got {_kind(made)}, expected a dictionary of the model's parameters")
     if missing := [k for k in like if k not in made]:
         raise FedslrError(f"{name}: '{missing[0]}' is missing, expected all of the model's parameters")
-    _require_shapes(name, "the model", made, like)
-    return made
+    _require_shapes(name, "the model", made, like, like)
+    return dict(made)
 
 
 def checked_weights(weights: Sequence[float]) -> Sequence[float]:
-    if wrong := [w for w in weights if not isinstance(w, int | float)]:
+    if wrong := [w for w in weights if isinstance(w, str) or not hasattr(w, "__float__")]:
         raise FedslrError(f"weight: got {_kind(wrong[0])}, expected a number")
     if not all(math.isfinite(w) and w >= 0 for w in weights) or sum(weights) <= 0:
         raise FedslrError(f"weight: got {list(weights)}, expected numbers from 0 that are not all 0")
@@ -112,22 +112,22 @@ def what_to_lower(algorithm: Algorithm[Any, Any]) -> str:
     return "lr or eta_g" if hasattr(algorithm, "eta_g") else "lr"
 
 
-def _require_state(name: str, made: Any, kind: type, before: Any) -> None:
+def _require_state(name: str, made: Any, kind: type, before: Any, payload: Payload) -> None:
     if type(made) is not kind:
         raise FedslrError(f"{name}: got {_kind(made)} as the client's new state, expected {_written(kind)}")
     _require_tensors(name, made)
     if made != () and type(before) is kind:
-        _require_shapes(name, "the client's state", _fields(made), _fields(before))
+        _require_shapes(name, "the client's state", _fields(made), _fields(before), payload)
 
 
-def _require_shapes(name: str, what: str, made: Any, before: Any, at: str = "") -> None:
-    """Refuse tensors that are not of the shape of those before them; of ones that are new or gone nothing is said."""
-    if isinstance(made, dict) and isinstance(before, dict):
+def _require_shapes(name: str, what: str, made: Any, before: Any, like: Mapping[str, Any], at: str = "") -> None:
+    """Refuse what was shaped as the parameter of its name and is not any more; of all else nothing is said."""
+    if isinstance(made, Mapping) and isinstance(before, Mapping):
         for key in [key for key in before if key in made]:
-            _require_shapes(name, what, made[key], before[key], f"{at}/{key}" if at else str(key))
+            _require_shapes(name, what, made[key], before[key], like, f"{at}/{key}" if at else str(key))
     elif isinstance(made, Tensor | LowRank) and isinstance(before, Tensor | LowRank):
-        found, wanted = list(made.shape), list(before.shape)
-        if found != wanted:
+        found, wanted, parameter = list(made.shape), list(before.shape), like.get(at.rpartition("/")[2])
+        if found != wanted and isinstance(parameter, Tensor | LowRank) and list(parameter.shape) == wanted:
             raise FedslrError(f"{name}: '{at}' of {what} has shape {found}, expected {wanted}")
 
 

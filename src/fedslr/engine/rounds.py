@@ -231,7 +231,8 @@ class Simulation:
             engine.expect(mine, self._expected, self.settings.round(self.done + 1))
 
     def _aggregate(self, mean: Payload, cohort_size: int) -> tuple[Any, Announced]:
-        server = contract.checked_server(self.algorithm.aggregate(self.server, mean, cohort_size), self.server)
+        made = self.algorithm.aggregate(self.server, mean, cohort_size)
+        server = contract.checked_server(made, self.server, self.start)
         return server, self._announced(server)
 
     def _pool(self, mean: Payload | None, mine: list[int], record: Record) -> Payload:
@@ -301,7 +302,7 @@ class Simulation:
     def evaluate(self) -> Evaluation:
         shared = self.algorithm.global_model(self.server)
         if shared is not None:
-            contract.checked_model("global_model", shared, self.start)
+            shared = contract.checked_model("global_model", shared, self.start)
         found = self._evaluate(self.group.mine(self.evaluated), shared)
         together = None if found.global_ is None else self.group.each(self.evaluated, found.global_)
         return Evaluation(together, self.group.each(self.evaluated, found.personal))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
@@ -96,8 +97,13 @@ def find_runs(folders: Sequence[Path], unfinished: bool = False) -> list[Run]:
 
 
 def unfinished(folders: Sequence[Path]) -> list[Run]:
-    """The runs in the given folders, or right below them, that have not come to their end."""
-    return [run for run in find_runs(folders, unfinished=True) if not run.finished]
+    """The runs in the given folders, or right below them, that have not come to their end, as far as they are whole."""
+    homes = {p.parent for folder in folders for where in ("config.toml", "*/config.toml") for p in folder.glob(where)}
+    found = []
+    for home in sorted(home for home in homes if not (home / "summary.json").exists()):
+        with contextlib.suppress(FedslrError):
+            found.append(run_in(home))
+    return found
 
 
 def run_in(home: Path) -> Run:
@@ -152,6 +158,7 @@ def group(runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[Group]:
     shown = [k for k in keys if _varies(k, every)]
     shown = shown + _between_equals(runs, shown) or ["algorithm.name"]
     titles = [_title(k, shown) for k in shown]
+    titles = [title if titles.count(title) == 1 else key for title, key in zip(titles, shown, strict=True)]
     called = _called(runs)
     groups: dict[tuple[int, str], Group] = {}
     seen: Counter[str] = Counter()
