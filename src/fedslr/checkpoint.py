@@ -27,6 +27,7 @@ from typing import Any
 
 from fedslr.engine.distributed import Group
 from fedslr.errors import CheckpointError
+from fedslr.record import LEDGER
 from fedslr.store import ClientStore, Entry, read_tree, read_verified, sync_folder, verify, write_durably, write_tree
 from fedslr.tree import Tree
 
@@ -68,7 +69,7 @@ NO_MODELS = "{}: no checkpoint in it, so there are no models; expected a run's o
 
 def require_checkpoint(run: Path) -> Path:
     """The folder of a run's checkpoints, without making one."""
-    if (run / "ledger.sqlite").exists():
+    if (run / LEDGER).exists():
         raise CheckpointError(
             f"{run}: a deployed federation, whose models are exported: fedslr export RUN --global, or STORE on a node"
         )

@@ -174,8 +174,10 @@ def print_table(made: tables.Table) -> None:
         drawn.add_column(title, justify=justify, no_wrap=label, overflow="fold", width=width)
     for row in shown.rows:
         drawn.add_row(*row)
-    wider = Console(file=out_console.file, highlight=False, markup=False, emoji=False, width=room)
-    (wider if room > out_console.width else out_console).print(drawn)
+    console = out_console
+    if room > console.width:
+        console = Console(file=out_console.file, highlight=False, markup=False, emoji=False, width=room)
+    console.print(drawn)
     if left_out:
         out_console.print(f"left out, for want of width: {', '.join(reversed(left_out))}", style="dim")
 

@@ -62,7 +62,7 @@ def _picked(records: Sequence[Mapping[str, Any]], model: str, pick: str, clients
 
 def evaluations(records: Sequence[Mapping[str, Any]]) -> int:
     """How many of the rounds were evaluated."""
-    return sum(record.get("accuracy_personal") is not None for record in records)
+    return len(_evaluations(records, "personal", "all"))
 
 
 def accuracy(records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all") -> dict[str, float | None]:

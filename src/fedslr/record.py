@@ -77,6 +77,10 @@ class Record:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None})
 
 
+LEDGER = "ledger.sqlite"
+"""In the run folder of a deployed federation, instead of a checkpoint."""
+
+
 def lock(folder: Path, shared: bool = False, wait: bool = False, mode: int = 0o777) -> IO[str]:
     """Take a folder for this process, or for several; the lock goes with the file that is returned."""
     try:

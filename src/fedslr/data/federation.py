@@ -214,10 +214,10 @@ CODED = "such as numpy.unique(y, return_inverse=True)[1]"
 """How labels of any kind become whole numbers from 0."""
 
 
-def _from_numpy(where: str, array: np.ndarray[Any, Any]) -> Tensor:
+def _from_numpy(array: np.ndarray[Any, Any], labels: bool) -> Tensor:
     if array.dtype.kind not in "biuf":
-        labels = f"; expected whole numbers, {CODED}" if where.split()[-1].startswith("y") else ""
-        raise FedslrError(f"{where} is no array of numbers: its entries are of type {array.dtype}{labels}")
+        coded = f"; expected whole numbers, {CODED}" if labels else ""
+        raise TypeError(f"its entries are of type {array.dtype}{coded}")
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
@@ -231,11 +231,10 @@ def as_tensor(where: str, array: Any) -> Tensor:
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         raise FedslrError(f"{where} is a masked array, {int(array.mask.sum())} entries of it masked; fill them first")
     try:
-        made = array.detach().clone() if isinstance(array, Tensor) else _from_numpy(where, np.array(array))
+        labels = where.split()[-1].startswith("y")
+        made = array.detach().clone() if isinstance(array, Tensor) else _from_numpy(np.array(array), labels)
         if made.layout != torch.strided or made.is_complex():
             raise TypeError("sparse and complex tensors are not taken")
         return made
-    except FedslrError:
-        raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise FedslrError(f"{where} is no array of numbers: {error}".split("\n")[0]) from error

@@ -28,6 +28,9 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LARGE, RATIO = 2**31, 100
 """A file that unpacks to more than this many bytes and to more than so many times its size is taken for a bomb."""
 
+DEPLOYED = "the nodes' own data"
+"""What a federation of several machines is trained on."""
+
 # --- folders of images ----------------------------------------------------------------------------------------------
 
 
@@ -107,13 +110,7 @@ def npz(path: Path) -> Federation:
         files = sorted(path.glob("*.npz"), key=_as_counted)
         if not files:
             raise FedslrError(f"data.name: {path} has no .npz files")
-        arrays_of = [_require(f, read_npz(f), PARTS) for f in files]
-        try:
-            return _named(Federation.from_arrays(arrays_of), path)
-        except FedslrError as error:
-            # People know their files; which client one becomes is ours.
-            told = re.sub(r"\bclient (\d+)\b", lambda found: files[int(found[1])].name, str(error))
-            raise FedslrError(f"{path}: {told}") from None
+        return _federation([_require(f, read_npz(f), PARTS) for f in files], path, [f.name for f in files])
     arrays = _require(path, read_npz(path), (*PARTS, "client", "client_test"))
     for part in PARTS:
         who = "client_test" if part.endswith("test") else "client"
@@ -126,10 +123,15 @@ def npz(path: Path) -> Federation:
     for one in names:
         train, test = arrays["client"] == one, arrays["client_test"] == one
         clients.append({p: arrays[p][test if p.endswith("test") else train] for p in PARTS})
+    return _federation(clients, path, [f"client {name!r}" for name in names.tolist()])
+
+
+def _federation(clients: Sequence[Mapping[str, Any]], path: Path, names: Sequence[str]) -> Federation:
+    """Clients from a path. People know their files and names; which client one becomes is ours."""
     try:
         return _named(Federation.from_arrays(clients), path)
     except FedslrError as error:
-        told = re.sub(r"\bclient (\d+)\b", lambda found: f"client {names[int(found[1])].item()!r}", str(error))
+        told = re.sub(r"\bclient (\d+)\b", lambda found: names[int(found[1])], str(error))
         raise FedslrError(f"{path}: {told}") from None
 
 

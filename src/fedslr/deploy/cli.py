@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from fedslr.arguments import Changes
 from fedslr.deploy import options, predict
-from fedslr.deploy.ledger import FILE, Ledger
+from fedslr.deploy.ledger import FILE, Ledger, books
 from fedslr.deploy.server import FAILURE, LINGERING, same_run
 from fedslr.errors import FedslrError, Interrupted
 from fedslr.record import is_taken
@@ -92,10 +91,9 @@ def start(
     require_flower()
     if is_taken(out):
         raise FedslrError(f"out: a server is at work in {out}; wait for it, or choose another folder")
-    if (out / FILE).exists():
-        with contextlib.closing(Ledger(out)) as ledger:
-            if ledger.exists:
-                same_run(ledger, asked, out)
+    with books(out) as ledger:
+        if ledger is not None:
+            same_run(ledger, asked, out)
     _submit(asked.to_toml(), out, superlink)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedslr.errors import CheckpointError, FedslrError
+from fedslr.record import LEDGER
 from fedslr.store import MAKE_ROOM, Entry, disk_errors, read_tree, sync_folder, write_tree, write_whole
 from fedslr.tree import Tree
 
@@ -29,7 +30,7 @@ KEPT = 20
 """Nodes of which it is remembered why a message of theirs did not count."""
 LONGEST = 300
 """Letters of such a reason."""
-FILE, FOLDER = "ledger.sqlite", "ledger"
+FILE, FOLDER = LEDGER, "ledger"
 
 TABLES = """
 CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -310,6 +311,16 @@ class Ledger:
             for path in self.folder.iterdir():
                 if path.name not in named:
                     path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def books(run: Path) -> Iterator[Ledger | None]:
+    """The ledger of a run folder, to be looked into; None if no federation was begun there."""
+    if not (run / FILE).exists():
+        yield None
+        return
+    with contextlib.closing(Ledger(run)) as ledger:
+        yield ledger if ledger.exists else None
 
 
 def _member(

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from fedslr import config
 from fedslr.data import share_out
 from fedslr.data.federation import PARTS, ClientData
 from fedslr.deploy import keys, options
-from fedslr.deploy.ledger import FILE, Ledger
+from fedslr.deploy.ledger import books
 from fedslr.deploy.server import FAILURE
 from fedslr.errors import FedslrError
 from fedslr.record import is_taken, locked, read_records
@@ -116,9 +115,10 @@ def call(command: list[str], env: Mapping[str, str]) -> str:
     """What a program said; where it failed, that in a line, without the frames it draws."""
     done = subprocess.run(command, env=dict(env), capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
-        words = re.sub("[─-╿]", " ", f"{done.stdout} {done.stderr}").split()
-        said = textwrap.shorten(" ".join(reversed(words)), LONGEST, placeholder=" …")
-        raise FedslrError(f"{Path(command[0]).name} {command[1]} failed: {' '.join(reversed(said.split()))}")
+        said = " ".join(re.sub("[─-╿]", " ", f"{done.stdout} {done.stderr}").split())
+        if len(said) > LONGEST:
+            said = "… " + said[-LONGEST:].partition(" ")[2]
+        raise FedslrError(f"{Path(command[0]).name} {command[1]} failed: {said}")
     return done.stdout
 
 
@@ -239,10 +239,8 @@ def _listens(port: int) -> bool:
 
 def begun(run: Path) -> tuple[str, int] | None:
     """The recipe and the finished rounds of the federation in a folder; None if none was begun there."""
-    if not (run / FILE).exists():
-        return None
-    with contextlib.closing(Ledger(run)) as ledger:
-        return (ledger.fact("recipe"), int(ledger.fact("done"))) if ledger.exists else None
+    with books(run) as ledger:
+        return None if ledger is None else (ledger.fact("recipe"), int(ledger.fact("done")))
 
 
 def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -276,9 +276,9 @@ class Node:
         )
 
     def _kept_parts(self, page: Page, parts: Tree) -> Entry | None:
-        """What the personal model is made of, on the disk, unless it is of a kind that does not travel."""
+        """What the personal model is made of, on the disk, unless that is nothing or of a kind that does not travel."""
         try:
-            return self.store.write_bytes(page, "parts", _encode(parts))
+            return self.store.write_bytes(page, "parts", _encode(parts)) if parts else None
         except (WireError, TypeError):
             return None
 

@@ -146,6 +146,13 @@ class NodeStore:
     def tree(self, entry: Entry) -> Tree:
         return read_tree(self.folder, entry)
 
+    def personal(self, entry: Entry) -> Tree:
+        """The personal model of the last evaluation."""
+        try:
+            return self.tree(entry)
+        except CheckpointError as error:
+            raise FedslrError(f"{error}; the federation's next evaluation writes the model anew") from error
+
     def bytes(self, entry: Entry) -> bytes:
         return read_verified(self.folder, entry)
 

@@ -15,7 +15,7 @@ from fedslr.data.normalization import UNIT
 from fedslr.deploy import options
 from fedslr.deploy.node_store import NodeStore
 from fedslr.engine.eager import CHUNK
-from fedslr.errors import CheckpointError, FedslrError
+from fedslr.errors import FedslrError
 
 
 @torch.no_grad()
@@ -31,10 +31,7 @@ def scores(store: Path, x: Tensor) -> Tensor:
     if tuple(x.shape[1:]) != asked.options.shape:
         got = "x".join(map(str, x.shape[1:]))
         raise FedslrError(f"x: inputs are {got or 'single numbers'}, the model takes {asked.options.inputs}")
-    try:
-        task, params = asked.task(), kept.tree(page.personal)
-    except CheckpointError as error:
-        raise FedslrError(f"{error}; the federation's next evaluation writes the model anew") from error
+    task, params = asked.task(), kept.personal(page.personal)
     first = next(task.model.parameters())
     shown = UNIT(x, first.dtype) if x.dtype == torch.uint8 else x
     parts = shown.to(first.device, first.dtype if shown.is_floating_point() else shown.dtype).split(CHUNK)

@@ -22,6 +22,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fedslr import api, naming, schema, seeds, tree, wire
 from fedslr.config import DEFAULT_COHORT, difference
+from fedslr.data.own import DEPLOYED
 from fedslr.deploy import options
 from fedslr.deploy.ledger import Counted, Ledger, Member
 from fedslr.deploy.messages import (
@@ -44,7 +45,6 @@ from fedslr.errors import FedslrError, TakenError, WireError
 from fedslr.metrics import Evaluation, Sizes, parameters
 from fedslr.record import Record, RunFolder
 from fedslr.report.page import write_report
-from fedslr.shipping.card import DEPLOYED
 from fedslr.store import plain, restore, size
 from fedslr.tree import Tree
 from fedslr.types import Algorithm

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fedslr import wire
+from fedslr.data.own import DEPLOYED
 from fedslr.deploy import options
-from fedslr.deploy.ledger import FILE, Ledger
+from fedslr.deploy.ledger import FILE, books
 from fedslr.deploy.node_store import PAGE, NodeStore
 from fedslr.errors import FedslrError
-from fedslr.shipping.card import DEPLOYED
 from fedslr.shipping.export import BATCH, Origin, sourced
 from fedslr.store import restore
 from fedslr.types import Params, Payload
@@ -31,8 +31,8 @@ def is_deployed(folder: Path) -> bool:
 
 def global_model(run: Path, batch: int = BATCH) -> Origin:
     """The global model of the last finished round; its accuracy is that of the last evaluation."""
-    with contextlib.closing(Ledger(run)) as ledger:
-        if not ledger.exists:
+    with books(run) as ledger:
+        if ledger is None:
             raise FedslrError(f"{run}: holds no federation ({FILE} is empty)")
         asked = options.from_text(ledger.fact("recipe"))
         method, start = asked.recipe.algorithm, ledger.tree("start")
@@ -55,8 +55,8 @@ def personal_model(store: Path, client: int | None = None, batch: int = BATCH) -
     if client not in (None, page.client):
         raise FedslrError(f"--client: got {client}, but {store} is the store of client {page.client}")
     asked = options.from_text(page.recipe)
-    params: Params = kept.tree(page.personal)
-    parts = {} if page.parts is None else _decoded(kept.bytes(page.parts))
+    params: Params = kept.personal(page.personal)
+    parts = {} if page.parts is None else wire.decode(kept.bytes(page.parts))
     done, accuracy, tested = page.evaluation or (0, -1.0, 0)
     good = (accuracy, tested) if tested and accuracy >= 0 else (None, 0)
     return _origin(asked, page.client, params, parts, batch, asked.recipe.data.clients, done, good)
@@ -104,7 +104,3 @@ def _inputs(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
             model.eval()(x)
             return x
     raise FedslrError(f"model: it takes neither numbers nor codes of shape {list(shape)}, so that it cannot be tried")
-
-
-def _decoded(data: bytes) -> Payload:
-    return wire.decode(data) if data else {}

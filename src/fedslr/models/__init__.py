@@ -94,13 +94,13 @@ def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:
 
 
 def _check_scores(out: object, samples: int, classes: int) -> None:
-    fits = isinstance(out, torch.Tensor) and out.ndim == 2 and len(out) == samples and out.shape[1] >= classes
-    if not fits or not isinstance(out, torch.Tensor) or not out.is_floating_point():
-        found = f"{list(out.shape)} of {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
-        inputs = "1 input" if samples == 1 else f"{samples} inputs"
-        raise FedslrError(
-            f"model: it answers {inputs} with {found}, expected [{samples}, {classes}] (one score per class)"
-        )
+    found = type(out).__name__
+    if isinstance(out, torch.Tensor):
+        if out.ndim == 2 and len(out) == samples and out.shape[1] >= classes and out.is_floating_point():
+            return
+        found = f"{list(out.shape)} of {out.dtype}"
+    inputs = "1 input" if samples == 1 else f"{samples} inputs"
+    raise FedslrError(f"model: it answers {inputs} with {found}, expected [{samples}, {classes}] (one score per class)")
 
 
 def _shown(model: nn.Module, federation: Federation, x: torch.Tensor) -> torch.Tensor:

@@ -79,9 +79,7 @@ def find_runs(folders: Sequence[Path], unfinished: bool = False) -> list[Run]:
     for folder in folders:
         if not folder.is_dir():
             raise FedslrError(f"{folder}: no such folder")
-        homes = (
-            [folder] if (folder / "config.toml").exists() else sorted(p.parent for p in folder.glob("*/config.toml"))
-        )
+        homes = _homes(folder)
         deeper = None if homes else next(folder.glob("*/*/config.toml"), None)
         if deeper is not None:
             raise FedslrError(f"{folder}: no run right in it, but there are some in {deeper.parent.parent}; name that")
@@ -98,12 +96,17 @@ def find_runs(folders: Sequence[Path], unfinished: bool = False) -> list[Run]:
 
 def unfinished(folders: Sequence[Path]) -> list[Run]:
     """The runs in the given folders, or right below them, that have not come to their end, as far as they are whole."""
-    homes = {p.parent for folder in folders for where in ("config.toml", "*/config.toml") for p in folder.glob(where)}
-    found = []
-    for home in sorted(home for home in homes if not (home / "summary.json").exists()):
-        with contextlib.suppress(FedslrError):
-            found.append(run_in(home))
-    return found
+    found: dict[Path, Run] = {}
+    for home in (home for folder in folders for home in _homes(folder)):
+        if not (home / "summary.json").exists():
+            with contextlib.suppress(FedslrError):
+                found.setdefault(home.resolve(), run_in(home))
+    return list(found.values())
+
+
+def _homes(folder: Path) -> list[Path]:
+    """The folder of a run, or those right below."""
+    return [folder] if (folder / "config.toml").exists() else sorted(p.parent for p in folder.glob("*/config.toml"))
 
 
 def run_in(home: Path) -> Run:

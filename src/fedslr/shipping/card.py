@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedslr.data.digits import SCALING
+from fedslr.data.own import DEPLOYED
 from fedslr.report import amount, percent
-
-DEPLOYED = "the nodes' own data"
-"""What a deployed federation was trained on."""
 
 RUN = {
     "safetensors": "import fedslr\n\nmodel = fedslr.load_exported({file}{module})\nscores = model(inputs)",
