@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import fedslr
 from fedslr import cli, plugins
-from fedslr.machine import lacks_memory
+from fedslr.machine import failure
 
 TINY = """
 rounds = 2
@@ -374,8 +374,19 @@ def test_memory_that_is_not_there_is_a_line(error, line, recipe, command, tmp_pa
 def test_an_allocation_that_pytorch_refuses_is_a_line():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)
-    assert "not enough memory" in (lacks_memory(caught.value) or "")
-    assert lacks_memory(RuntimeError("size mismatch")) is None
+    assert "not enough memory" in (failure(caught.value) or "")
+    assert failure(RuntimeError("size mismatch")) is None
+
+
+def test_a_gpu_that_gives_up_is_a_line_without_advice_to_who_writes_kernels():
+    told = failure(
+        RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA`")
+    )
+    assert told is not None
+    assert told.startswith("the GPU gave up: an illegal memory access was encountered; ")
+    assert "TORCH" not in told
+    assert told.endswith("--resume")
+    assert "out of range" in (failure(RuntimeError("CUDA error: device-side assert triggered\nSearch for it")) or "")
 
 
 def test_a_written_config_is_rerunnable(command, recipe, tmp_path):

@@ -25,7 +25,7 @@ from fedslr.display import Decoding, Display, ManyDisplay, err_console, out_cons
 from fedslr.engine import distributed
 from fedslr.errors import INTERRUPTED, FedslrError, Interrupted, show_traceback
 from fedslr.interrupts import stop_on_signal
-from fedslr.machine import lacks_memory
+from fedslr.machine import failure
 from fedslr.record import locked
 from fedslr.report import commands, figures, tables
 from fedslr.report.page import write_report
@@ -340,7 +340,7 @@ def main() -> None:
         # What the command line's own parser raises knows its exit code and its message.
         message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
         if message is None or code is None:
-            if told := lacks_memory(error) or plugins.own_mistake(error):
+            if told := failure(error) or plugins.own_mistake(error):
                 show_traceback(error)
                 _leave(f"error: {told}", 2)
             distributed.speaks()

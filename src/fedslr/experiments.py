@@ -29,7 +29,7 @@ from fedslr.config import Recipe
 from fedslr.data import prepare
 from fedslr.errors import FedslrError, Interrupted, show_traceback
 from fedslr.interrupts import ASKS
-from fedslr.machine import cores, lacks_memory
+from fedslr.machine import cores, failure
 from fedslr.record import Record
 from fedslr.schema import seed_range
 
@@ -209,7 +209,7 @@ def _run(job: Job, tell: Tell, should_stop: Callable[[], bool]) -> Outcome:
     except Exception as error:
         show_traceback(error)
         plain = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return Outcome(job.name, lacks_memory(error) or plugins.own_mistake(error) or plain)
+        return Outcome(job.name, failure(error) or plugins.own_mistake(error) or plain)
 
 
 _messages: Any = None

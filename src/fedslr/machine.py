@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import torch
 
@@ -12,8 +13,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def lacks_memory(error: BaseException) -> str | None:
-    """A line for what failed because a memory is full; None for any other error."""
+def failure(error: BaseException) -> str | None:
+    """A line for what the machine failed at: a full memory, a GPU that gave up; None for any other error."""
     words = " ".join(str(error).split())
     if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "CUDA error: out of" in words):
         return (
@@ -22,6 +23,15 @@ def lacks_memory(error: BaseException) -> str | None:
         )
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in words):
         return f"not enough memory: {words or 'none is left'}; fewer epochs, smaller data or engine = 'eager' need less"
+    if isinstance(error, RuntimeError) and (found := re.search(r"(?:CUDA|HIP) error: *([^\n]*)", str(error))):
+        # The lines after it are advice to people who write kernels.
+        what = found[1].rstrip(". ")
+        if "assert" in what:
+            return f"the GPU gave up: {what}; most likely an index is out of range, and device = 'cpu' shows where"
+        return (
+            f"the GPU gave up: {what}; a process that was killed while it shared the card can be the cause; finished "
+            "rounds are kept: go on with --resume"
+        )
     return None
 
 
