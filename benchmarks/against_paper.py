@@ -68,6 +68,7 @@ def row(folder: Path) -> list[str]:
     return [
         summary["algorithm"],
         f"{config['data']['split']}, {summary['seed']}",
+        config["selection"],
         str(summary["rounds"]),
         config.get("precision", "float32"),
         pair(percent["global"], paper.accuracy_global),
@@ -85,6 +86,7 @@ def row(folder: Path) -> list[str]:
 HEADS = [
     "method",
     "split, seed",
+    "cohorts",
     "rounds",
     "precision",
     "global %",
