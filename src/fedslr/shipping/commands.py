@@ -9,10 +9,10 @@ import typer
 
 from fedslr.arguments import require_file
 from fedslr.deploy import shipping as deployed
-from fedslr.display import warn
+from fedslr.display import out_console, print_table, warn
 from fedslr.errors import FedslrError
 from fedslr.reopen import open_run
-from fedslr.report import amount, percent
+from fedslr.report import amount, percent, tables
 from fedslr.shipping import latency as latencies
 from fedslr.shipping import programs
 from fedslr.shipping.card import whose
@@ -104,7 +104,15 @@ def latency(
     if not found:
         raise FedslrError("latency: no run here has a global model; expected --client NUMBER")
     typer.echo(f"milliseconds per batch of {batch}, median of {repeat}, threads: {under['threads']}; {under['model']}")
-    typer.echo(latencies.table(found), nl=False)
+    _print(latencies.table(found))
     if not programs.has_onnx():
         typer.echo("without onnxruntime, which is not installed: pip install 'fedslr[export]'")
     typer.echo(f"written to {target}")
+
+
+def _print(made: tables.Table) -> None:
+    """For people as wide as their screen; elsewhere in Markdown, to be kept."""
+    if out_console.is_terminal:
+        print_table(made)
+    else:
+        typer.echo(tables.markdown(made), nl=False)

@@ -89,8 +89,8 @@ def rows(
             yield {"run": str(run.folder), "labels": {**group.labels, **seed}, **row}
 
 
-def table(found: Sequence[Row]) -> str:
-    """The figures in Markdown, its columns aligned for people, the largest model first."""
+def table(found: Sequence[Row]) -> tables.Table:
+    """The figures, the largest model first."""
     found = sorted(found, key=lambda row: -row["parameters"])
     times = {(key, name) for row in found for key, took in row["ms"].items() for name in took}
     measured_by = dict.fromkeys(key for row in found for key in row["ms"])
@@ -106,9 +106,7 @@ def table(found: Sequence[Row]) -> str:
         ]
         for row in found
     ]
-    widths = [max(len(line[i]) for line in [titles, *cells]) for i in range(len(titles))]
-    padded = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in [titles, *cells]]
-    return tables.markdown(tables.Table(padded[0], padded[1:], len(labels)))
+    return tables.Table(titles, cells, len(labels))
 
 
 def _ms(value: float | None) -> str:
