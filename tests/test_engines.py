@@ -22,6 +22,7 @@ from fedslr.engine.eager import Eager
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.stacked import stack
 from fedslr.local import scan
+from fedslr.matrix import LowRank
 from fedslr.store import plain
 from fedslr.types import Batch, Round, Task
 
@@ -350,7 +351,43 @@ class Walking(fedslr.FedAvg):
         return payload
 
 
-@pytest.mark.parametrize("method", [Looking(), Walking()])
+@dataclass(frozen=True)
+class Unpacking(fedslr.FedAvg):
+    """Takes a batch for the tuple it is."""
+
+    name: ClassVar[str] = "unpacking"
+
+    def given(self, batch):
+        x, y = batch
+        return Batch(x, y), 1.0
+
+    def local_update(self, task, client, payload, data, round):
+        def step(v, batch):
+            shown, weight = self.given(batch)
+            grads = task.grad(v, shown)
+            return {k: x - weight * round.lr * grads[k] for k, x in v.items()}
+
+        v = scan(step, payload, data.epochs(round.epochs))
+        return (), {k: x - payload[k] for k, x in v.items()}
+
+
+@dataclass(frozen=True)
+class Indexing(Unpacking):
+    name: ClassVar[str] = "indexing"
+
+    def given(self, batch):
+        return Batch(batch[0], batch[1]), 1.0
+
+
+@dataclass(frozen=True)
+class Counting(Unpacking):
+    name: ClassVar[str] = "counting"
+
+    def given(self, batch):
+        return batch, len(batch[-1]) / 4
+
+
+@pytest.mark.parametrize("method", [Looking(), Walking(), Unpacking(), Indexing(), Counting()])
 def test_methods_of_ones_own_never_see_what_fills_a_batch(method):
     def run(sizes: list[int], engine: str, **options: Any) -> fedslr.Result:
         options = {"rounds": 3, "batch_size": 4, "dtype": "float64", "engine": engine, **options}
@@ -358,10 +395,33 @@ def test_methods_of_ones_own_never_see_what_fills_a_batch(method):
 
     for sizes in (RAGGED, UNIFORM):
         a, b, c = run(sizes, "eager"), run(sizes, "auto"), run(sizes, "eager", evaluate_every=3)
-        for other in (b, c):
+        d = run(sizes, "batched", evaluate_every=1) if sizes == UNIFORM else b
+        for other in (b, c, d):
             assert all(torch.allclose(x, other.global_params[k], rtol=1e-10) for k, x in a.global_params.items())
+            assert other.summary["accuracy"] == a.summary["accuracy"]
     with pytest.raises(fedslr.FedslrError, match="clients hold different numbers of"):
         run(RAGGED, "batched")
+
+
+@dataclass(frozen=True)
+class Factoring(fedslr.FedAvg):
+    """Sends factors of what it learned."""
+
+    name: ClassVar[str] = "factoring"
+
+    def local_update(self, task, client, payload, data, round):
+        _, upload = super().local_update(task, client, payload, data, round)
+        return (), {
+            k: LowRank(x, torch.eye(x.shape[1], dtype=x.dtype), x.shape) if x.ndim == 2 else x
+            for k, x in upload.items()
+        }
+
+
+def test_factors_are_uploaded_by_one_client_after_another():
+    options = {"model": mlp(), "rounds": 2, "batch_size": 4, "dtype": "float64", "clients_per_round": 4}
+    a = fedslr.run(Factoring(), make_federation(UNIFORM), engine="auto", **options)
+    b = fedslr.run(fedslr.FedAvg(), make_federation(UNIFORM), engine="auto", **options)
+    assert all(torch.allclose(x, b.global_params[k], rtol=1e-10) for k, x in a.global_params.items())
 
 
 @dataclass(frozen=True)

@@ -30,21 +30,26 @@ class Unbatchable(Exception):
     """A method or a model whose clients cannot be trained together."""
 
 
-class Filled(NamedTuple):
+class Filled:
     """A batch some of whose samples are only there to fill it: for `task` alone, which knows how to leave them out."""
 
-    inputs: Tensor
-    labels: Tensor
-    weight: Tensor
-    """1/size for the batch's own samples, 0 for the others."""
+    __slots__ = ("inputs", "labels", "weight")
 
-    @property
-    def x(self) -> Tensor:
+    def __init__(self, inputs: Tensor, labels: Tensor, weight: Tensor) -> None:
+        self.inputs, self.labels = inputs, labels
+        self.weight = weight
+        """1/size for the batch's own samples, 0 for the others."""
+
+    def _looked_into(self, *_: Any) -> Any:
         raise Unbatchable("the method looks into batches itself, and clients hold different numbers of samples")
 
-    @property
-    def y(self) -> Tensor:
-        return self.x
+    x = y = property(_looked_into)
+    __getitem__ = __iter__ = __len__ = _looked_into
+
+
+pytree.register_pytree_node(
+    Filled, lambda batch: ([batch.inputs, batch.labels, batch.weight], None), lambda parts, _: Filled(*parts)
+)
 
 
 class Passes(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
-from fedslr import tree
+from fedslr import naming, tree
 from fedslr.data.batches import EVALUATION
 from fedslr.data.cohort import CohortBatches, CohortData, Filled, Shape, Shapes, Unbatchable
 from fedslr.data.normalization import inputs
@@ -170,8 +170,10 @@ def batchable() -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         if "CUDA" in str(error) or "memory" in str(error):
+            raise
+        if isinstance(error, ValueError) and not str(error).startswith("vmap("):
             raise
         # Its first sentence: what follows is advice to people who write PyTorch.
         raise Unbatchable(str(error).splitlines()[0].split(". ")[0]) from error
@@ -272,6 +274,9 @@ class Batched(Eager):
     def personal_accuracy(self, cohort: Sequence[int], states: Sequence[Any], payload: Payload) -> Tensor:
         """How many of its test samples every client's own model gets right; not yet read back."""
         batches, like = self._turn_to(cohort, EVALUATION), self.task.params()
+        if not naming.is_in_table(type(self.algorithm)):
+            # A person's own may change in place what it is given; states are stacked, and so copies.
+            payload = contract.own(payload)
 
         def one(slot: Tensor, state: Any) -> Params:
             made = self.algorithm.personal_model(self.together, state, payload, CohortData(batches, slot))

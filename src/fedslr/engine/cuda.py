@@ -77,7 +77,7 @@ class StackedTask(CohortTask):
         names = tuple(whole)
         filled = isinstance(batch, Filled)
         # Where nothing fills a batch its samples have no weights, and something must stand in their place.
-        x, y, weight = batch if filled else (batch.x, batch.y, batch.y)
+        x, y, weight = (batch.inputs, batch.labels, batch.weight) if filled else (batch.x, batch.y, batch.y)
         made = _CohortGrad.apply(self, names, len(params), filled, x, y, weight, *(whole[k] for k in names))
         return dict(zip(params, made, strict=True))
 
