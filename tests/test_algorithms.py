@@ -523,6 +523,12 @@ def test_what_is_sent_has_the_rank_that_is_reported():
         assert int(torch.linalg.matrix_rank(fedslr.matrix.to_matrix(ours.payload[name]), tol=1e-9)) == rank
 
 
+def test_a_method_without_a_global_model_gives_none():
+    result = fedslr.run(fedslr.Local(), make_federation([8] * 3), model=mlp(), rounds=1, clients_per_round=2)
+    with pytest.raises(fedslr.FedslrError, match=r"local has no global model; expected personal_model\(client\)"):
+        result.global_model()
+
+
 def test_zero_personal_epochs_is_the_global_model():
     ours = run(fedslr.FedSLR(eta_g=2.0), mlp().double(), (6,), 5, personal_epochs=0)
     assert_close(ours.personal_params(1), ours.algorithm.global_model(ours.server))

@@ -222,6 +222,7 @@ def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
         ("algorithm.name=mine:NewState", "local_update: got dict as the client's new state, expected ()"),
         ("algorithm.name=mine:Raises", f"mine.py, line {LINE}: KeyError: 'conv9'"),
         ("algorithm.name=mine:Forgetful", "init_client: got dict, expected a NamedTuple of parameters, or ()"),
+        ("algorithm.name=mine:Logging", "init_server: 'log' has list in it, expected tensors, numbers or texts"),
         ("algorithm.name=mine:Counting", "init_client: 'n' of the client's state has int in it, expected tensors"),
         ("algorithm.name=mine:Grows", "local_update: 'n' of the client's state has float in it, expected tensors"),
         ("algorithm.name=mine:Negative", "weight: got [-1.0"),
@@ -255,6 +256,12 @@ def test_a_mistake_in_ones_own_is_a_line(change, says, mine, recipe, command):
     code, _, err = command("run", recipe, "--out", "a", "--set", change)
     assert_one_plain_line(code, err, says)
     assert "eta_g" not in err  # FedAvg has none that could be lowered
+
+
+def test_a_module_that_pythons_own_hides_is_told(mine, recipe, command):
+    Path("statistics.py").write_text("class Net: pass\n")
+    code, _, err = command("run", recipe, "--out", "a", "--set", "model.name=statistics:Net")
+    assert_one_plain_line(code, err, "statistics.py is called like a module of Python's own, which hides it")
 
 
 def test_methods_of_ones_own_may_be_unusual(mine, recipe, command):
@@ -395,6 +402,13 @@ def test_a_written_config_is_rerunnable(command, recipe, tmp_path):
     assert command("run", tmp_path / "a" / "config.toml", "--out", tmp_path / "b")[0] == 0
     a, b = (json.loads((tmp_path / x / "summary.json").read_text()) for x in "ab")
     assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
+
+
+def test_a_run_that_never_began_is_begun(command, recipe, tmp_path):
+    """A supervisor always says --resume."""
+    code, _, err = command("run", recipe, "--out", tmp_path / "out", "--resume")
+    assert code == 0
+    assert "holds no run yet; this is its beginning" in " ".join(err.split())
 
 
 def test_resume_goes_on(command, recipe, tmp_path):
@@ -712,7 +726,6 @@ WRONG_CALLS = {
         lambda p: ["run", p / "tiny.toml", "--out", write(p / "file", "x") / "sub"],
         "out: cannot write to",
     ),
-    "resume of nothing": (lambda p: ["run", p / "tiny.toml", "--out", p / "no", "--resume"], "holds no run to resume"),
     "unknown option": (lambda p: ["run", p / "tiny.toml", "--fast"], "--fast"),
     "an option misspelt": (lambda p: ["run", p / "tiny.toml", "--resum"], "--resume"),
     "unknown command": (lambda p: ["rum"], "No such command 'rum'. Did you mean 'run'? (see fedslr --help)"),

@@ -314,7 +314,10 @@ def poison(client, part, index, value):
             lambda c: c[0].update(y=np.array(["a"] * 4)),
             "client 0: y is no array of numbers: its entries are of type <U1",
         ),
-        (lambda c: c[0].update(y=np.array(["a"] * 4)), r"such as numpy.unique\(y, return_inverse=True\)\[1\]"),
+        (
+            lambda c: c[0].update(y=np.array(["a"] * 4)),
+            r"such as numpy.searchsorted\(names, y\) with one sorted list of all classes for all clients",
+        ),
         (lambda c: c[0].update(x=np.ma.masked_array(np.ones((4, 3)), np.eye(4, 3))), "masked array, 3 entries of it"),
         (lambda c: c[1].update(x=["a"] * 5), "client 1: x is no array of numbers"),
         (poison(1, "x", (0, 1), np.nan), "client 1: x has numbers that are not finite"),

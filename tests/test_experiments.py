@@ -164,6 +164,17 @@ def test_what_runs_warn_of_is_said_once(jobs, recipe, tmp_path, command, monkeyp
 THREE_RUNS = ["--methods", "fedavg,local,feddyn", "--seeds", "0", "--jobs", "2"]
 
 
+def test_a_comparison_goes_on_as_it_was_begun_or_not_at_all(recipe, command, tmp_path):
+    out = tmp_path / "out"
+    asked = ("compare", recipe, "--seeds", 0, "--out", out, "--jobs", 1)
+    assert command(*asked, "--methods", "fedavg")[0] == 0
+    code, _, err = command(*asked, "--methods", "feddyn,fedavg", "--set", "lr=0.05", "--resume")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "fedavg-seed0 is another run: lr was 0.1, now 0.05" in " ".join(err.split())
+    assert not (out / "feddyn-seed0").exists()
+    assert command(*asked, "--methods", "feddyn,fedavg", "--resume")[0] == 0
+
+
 def test_a_comparison_that_was_stopped_goes_on(recipe, tmp_path):
     """Ctrl-C on a comparison of two workers: no traceback, finished rounds kept, --resume ends as if never stopped."""
     out = tmp_path / "out"

@@ -201,6 +201,9 @@ def test_tiny_image_folders(tmp_path):
     assert len(fedslr.load(f"imagefolder:{tmp_path / 'divided'}", clients=3).clients) == 3
     with pytest.raises(fedslr.FedslrError, match="there are only 3 training samples to share"):
         fedslr.load(f"imagefolder:{tmp_path / 'divided'}", clients=4)
+    (tmp_path / "divided" / "test" / "zebra").mkdir()
+    with pytest.raises(fedslr.FedslrError, match=r"test/zebra: is a class that .*train has not"):
+        fedslr.load(f"imagefolder:{tmp_path / 'divided'}", clients=3)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,9 @@ class Result:
         return self._filled(self.personal_params(client))
 
     def global_model(self) -> nn.Module:
-        """The global model, ready to use."""
+        """The global model, ready to use; an error for a method that has none."""
+        if not self.has_global_model:
+            raise FedslrError(f"{self.algorithm.name} has no global model; expected personal_model(client)")
         return self._filled(self.global_params)
 
     @property
@@ -370,6 +372,18 @@ def _check_folder(path: Path, resume: bool, config: str, called: str, fixed: Col
             raise FedslrError(f"resume: {kept} is damaged: {error}") from error
         if changed:
             raise FedslrError(f"resume: this is not the run in {path}: {changed}")
+
+
+def changed(path: Path, recipe: Recipe) -> str | None:
+    """What forbids going on with the rounds in a folder by a recipe; None if nothing does, or none can tell."""
+    if not has_rounds(path):
+        return None
+    fixed = ["rounds"] if recipe.algorithm.planned else []
+    now = replace(recipe, settings=recipe.settings.settled()).to_toml()
+    try:
+        return difference((path / "config.toml").read_text("utf-8"), now, recipe.algorithm.name, fixed)
+    except (OSError, ValueError):
+        return None
 
 
 def has_results(path: Path) -> bool:

@@ -96,6 +96,10 @@ def run(
         reporting(Decoding(display.progress)),
         stop_on_signal(display.warn) as stopped,
     ):
+        if resume and not folder.exists() and group.size == 1:
+            # It may have been killed before it had a folder, and whoever starts it again always says --resume.
+            display.warn(f"resume: {folder} holds no run yet; this is its beginning")
+            resume = False
         try:
             result = api.run_recipe(
                 request,

@@ -138,11 +138,17 @@ def _require_different(what: str, values: Sequence[Any]) -> None:
 
 
 def require_fresh(jobs: Iterable[Job], resume: bool) -> None:
-    """Refuse to start over runs that are there, before anything is started."""
+    """Refuse to start over runs that are there, or to go on with others, before anything is started."""
     there = [job for job in jobs if (job.folder / "config.toml").exists()]
     if there and not resume:
         home = there[0].folder.parent
         raise FedslrError(f"out: {home} already holds runs ({there[0].name}); go on with --resume, or choose another")
+    for job in there:
+        if found := api.changed(job.folder, job.recipe):
+            raise FedslrError(
+                f"resume: {job.folder} is another run: {found}; go on with what it was begun with, choose another "
+                "folder, or delete that one"
+            )
 
 
 def execute(

@@ -58,6 +58,11 @@ def find(where: str, text: str) -> Any:
     if not hasattr(module, name):
         known = [known for known in dir(module) if not known.startswith("_") and callable(getattr(module, known, None))]
         place = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
+        if module_name in sys.stdlib_module_names and Path(f"{module_name}.py").exists():
+            raise FedslrError(
+                f"{where}: got '{text}', but {module_name}.py is called like a module of Python's own, which hides it; "
+                "give it another name"
+            )
         raise FedslrError(f"{where}: got '{text}', but '{module_name}'{place} has no '{name}'; {suggest(name, known)}")
     return getattr(module, name)
 

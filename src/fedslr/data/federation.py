@@ -210,8 +210,8 @@ def require_finite(where: str, x: Tensor) -> None:
         raise FedslrError(f"{where} has numbers that are not finite (NaN, infinity, above 3.4e38); clean them first")
 
 
-CODED = "such as numpy.unique(y, return_inverse=True)[1]"
-"""How labels of any kind become whole numbers from 0."""
+CODED = "such as numpy.searchsorted(names, y) with one sorted list of all classes for all clients"
+"""How labels of any kind become whole numbers from 0, the same everywhere."""
 
 
 def _from_numpy(array: np.ndarray[Any, Any], labels: bool) -> Tensor:

@@ -39,6 +39,8 @@ def image_folder(root: Path) -> Dataset:
     divided = (root / "train").is_dir() and (root / "test").is_dir()
     names = _classes(root / "train" if divided else root)
     if divided:
+        if stray := sorted({p.name for p in (root / "test").iterdir() if p.is_dir() and not _hidden(p)} - set(names)):
+            raise FedslrError(f"{root / 'test' / stray[0]}: is a class that {root / 'train'} has not")
         (train, y), (test, y_test) = _list(root / "train", names), _list(root / "test", names)
     else:
         paths, labels = _list(root, names)

@@ -41,7 +41,8 @@ def scores(store: Path, x: Tensor) -> Tensor:
     except RuntimeError as error:
         kind = str(x.dtype).removeprefix("torch.")
         reason = str(error).split("\n")[0]
-        raise FedslrError(f"x: the model does not take inputs of type {kind}: {reason}") from error
+        more = "" if x.is_floating_point() else "; x.astype('float32') may be what it takes"
+        raise FedslrError(f"x: the model does not take inputs of type {kind}: {reason}{more}") from error
 
 
 def read_inputs(path: Path) -> Tensor:

@@ -25,6 +25,10 @@ def require_states(server: Any, client: Any) -> None:
     for where, state in (("init_server", server), ("init_client", client)):
         if state != () and not hasattr(state, "_asdict"):
             raise FedslrError(f"{where}: got {_kind(state)}, expected a NamedTuple of parameters, or () for nothing")
+    for field, part in server._asdict().items() if server != () else ():
+        for leaf in leaves({field: part}):
+            if not isinstance(leaf, Tensor | LowRank | str | int | float | bool | None):
+                raise FedslrError(f"init_server: '{field}' has {_kind(leaf)} in it, expected tensors, numbers or texts")
     _require_tensors("init_client", client)
 
 
