@@ -48,7 +48,8 @@ def recipe(method: str = "fedslr", clients: int = len(SIZES), changes: Iterable[
 
 
 def data_of(federation: fedslr.Federation, client: int) -> Callable[[int], fedslr.Federation]:
-    return lambda classes: fedslr.Federation([federation.clients[client]], classes)
+    held, scale = [federation.clients[client]], federation.normalization
+    return lambda classes: fedslr.Federation(held, classes, normalization=scale)
 
 
 class Local:

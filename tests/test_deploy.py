@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedslr
-from conftest import make_federation, mlp
+from conftest import make_arrays, make_federation, mlp
 from deployed import FORK, SIZES, STEPS, Clock, Federation, Forked, kill_after, mismatch, recipe
 from fedslr import tree, wire
 from fedslr.config import Settings
@@ -29,6 +30,7 @@ from fedslr.deploy import node_store
 from fedslr.deploy import server as server_module
 from fedslr.deploy.messages import DONE, LOST, REFUSED, TRAIN, Order, digest
 from fedslr.deploy.node import Node
+from fedslr.deploy.predict import scores
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import CheckpointError, FedslrError
 from fedslr.record import read_records
@@ -751,6 +753,41 @@ def test_a_store_belongs_to_one_run(tmp_path):
     with pytest.raises(FedslrError, match="0 of 5 came"):
         other.run()
     assert federation.state(0)
+
+
+def eight_bit() -> fedslr.Federation:
+    arrays = make_arrays(SIZES, (6,))
+    for client in arrays:
+        for name in ("x", "x_test"):
+            client[name] = (128 + 20 * client[name]).clip(0, 255).astype(np.uint8)
+    return fedslr.Federation.from_arrays(arrays, num_classes=3)
+
+
+def test_inputs_of_another_scale_are_refused_by_the_server(tmp_path):
+    federation = Federation(tmp_path, eight_bit(), recipe(changes=["rounds=1"]))
+    other = Federation(tmp_path, make_federation(SIZES), recipe())
+    federation.post.nodes_by_identity["key-2"] = other.node(2)
+    said: list[str] = []
+    with pytest.raises(FedslrError, match="4 of 5 came"):
+        federation.run(say=said.append)
+    assert any("its inputs are not 8-bit, those of the other nodes are 8-bit" in text for text in said)
+    # With the right data it is welcome.
+    federation.post.nodes_by_identity["key-2"] = federation.node(2)
+    assert federation.run().done == 1
+
+
+def test_models_of_8_bit_inputs_are_given_such(tmp_path, command):
+    federation = Federation(tmp_path, eight_bit(), recipe(changes=["rounds=1"]))
+    federation.run()
+    pixels = federation.federation.clients[1].x_test
+    store = tmp_path / "node-1"
+    assert torch.equal(scores(store, pixels), scores(store, pixels.float() / 255))
+    with pytest.raises(FedslrError, match="the model was trained on 8-bit inputs; expected such"):
+        scores(store, pixels.float())
+    assert command("export", store, "--out", tmp_path / "model.safetensors")[0] == 0
+    assert "(p/255 − mean)/deviation, with mean 0 and deviation 1" in (tmp_path / "model.safetensors.md").read_text(
+        "utf-8"
+    )
 
 
 def test_data_of_another_kind_are_refused_by_the_node(tmp_path):

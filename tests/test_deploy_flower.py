@@ -435,6 +435,10 @@ def test_status_remove_release_and_predict(tmp_path, command):
         (np.full((2, 6), 1e39), f"{inputs}: x has numbers that are not finite"),
         (np.full((2, 6), "a"), f"{inputs}: x is no array of numbers"),
         (np.zeros((2, 6), np.int64), "x: the model does not take inputs of type int64: "),
+        (
+            np.zeros((2, 6), np.uint8),
+            "x: it is 8-bit, and the model was trained on numbers as they are; expected those",
+        ),
     ):
         np.save(inputs, wrong)
         code, _, err = command("predict", "--store", tmp_path / "node-1", inputs)

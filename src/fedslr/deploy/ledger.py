@@ -151,6 +151,11 @@ class Ledger:
         with self.transaction():
             self._set("recipe", text)
 
+    def note_inputs(self, kind: str) -> None:
+        """Of what kind the inputs of all nodes are: that of the first one."""
+        with self.transaction():
+            self._set("inputs", kind)
+
     def next_attempt(self) -> int:
         """A round is tried once more."""
         with self.transaction():

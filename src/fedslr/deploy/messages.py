@@ -26,6 +26,8 @@ ANYBODY = -1
 """The client of an order to a node that has not yet said which client it is."""
 UNKNOWN = -1.0
 """An accuracy that there is not: no test data, or no global model."""
+EIGHT_BIT, NUMBERS = "8-bit", "numbers"
+"""What a node's inputs are: bytes, which models see as numbers from 0 to 1, or numbers that they see as they are."""
 LONGEST = 2000
 """Characters of a text that somebody else wrote."""
 
@@ -107,6 +109,8 @@ class Report(_Fields):
     round: int
     attempt: int
     examples: int = 0
+    inputs: str = ""
+    """Of what kind they are, where the node enrols."""
     payload: bytes = b""
     digest: str = ""
     """SHA-256 of the payload."""

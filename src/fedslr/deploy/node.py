@@ -18,10 +18,12 @@ from fedslr.data.federation import ClientData, Federation
 from fedslr.deploy import options
 from fedslr.deploy.messages import (
     DONE,
+    EIGHT_BIT,
     ENROL,
     EVALUATE,
     LONGEST,
     LOST,
+    NUMBERS,
     REFUSED,
     TRAIN,
     UNKNOWN,
@@ -122,7 +124,7 @@ class Node:
     def _enrol(self, order: Order) -> Report:
         """Become a client of the run, or come back to it with the books the server has."""
         asked = options.from_text(order.recipe)
-        examples = self._check(asked, wire.decode(order.start))
+        examples, inputs = self._check(asked, wire.decode(order.start))
         page = None
         try:
             page = self.store.read()
@@ -133,11 +135,12 @@ class Node:
         if page is not None and page.run != order.run:
             raise FedslrError(f"{self.store.folder} belongs to another run ({page.run}); give this one its own folder")
         if page is None or order.client == self.client:
-            self._begin(page, order, asked)
-        return self._report(order, examples=examples)
+            self._begin(page, order, asked, inputs)
+        return self._report(order, examples=examples, inputs=inputs)
 
-    def _check(self, asked: options.Deployment, start: Params) -> int:
-        """How many examples this node has; a FedslrError if they, or the model, are not the federation's."""
+    def _check(self, asked: options.Deployment, start: Params) -> tuple[int, str]:
+        """How many examples this node has, and of what kind; a FedslrError if they, or the model, are not the
+        federation's."""
         federation = self.data(asked.options.classes)
         held, task = _held(federation, asked), asked.task()
         for warning in models.check(task.model, federation, task.loss_function):
@@ -148,9 +151,9 @@ class Node:
             raise FedslrError(
                 f"model.name: '{name}' is another model here than at the server; install the same version"
             )
-        return len(held.y)
+        return len(held.y), NUMBERS if federation.normalization is None else EIGHT_BIT
 
-    def _begin(self, page: Page | None, order: Order, asked: options.Deployment) -> None:
+    def _begin(self, page: Page | None, order: Order, asked: options.Deployment, inputs: str) -> None:
         """The personal part stays, if there is one; what the server mirrors is what it says."""
         algorithm, start = asked.recipe.algorithm, wire.decode(order.start)
         state = algorithm.init_client(start)
@@ -171,6 +174,7 @@ class Node:
             personal=page.personal if page else None,
             parts=page.parts if page else None,
             evaluation=page.evaluation if page else None,
+            inputs=inputs,
             serial=page.serial if page else 0,
         )
         self.store.turn(new)

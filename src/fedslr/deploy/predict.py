@@ -13,6 +13,7 @@ from fedslr.data import own
 from fedslr.data.federation import as_tensor, require_finite
 from fedslr.data.normalization import UNIT
 from fedslr.deploy import options
+from fedslr.deploy.messages import EIGHT_BIT, NUMBERS
 from fedslr.deploy.node_store import NodeStore
 from fedslr.engine.eager import CHUNK
 from fedslr.errors import FedslrError
@@ -31,6 +32,7 @@ def scores(store: Path, x: Tensor) -> Tensor:
     if tuple(x.shape[1:]) != asked.options.shape:
         got = "x".join(map(str, x.shape[1:]))
         raise FedslrError(f"x: inputs are {got or 'single numbers'}, the model takes {asked.options.inputs}")
+    _require_kind(x, page.inputs)
     task, params = asked.task(), kept.personal(page.personal)
     first = next(task.model.parameters())
     shown = UNIT(x, first.dtype) if x.dtype == torch.uint8 else x
@@ -43,6 +45,19 @@ def scores(store: Path, x: Tensor) -> Tensor:
         reason = str(error).split("\n")[0]
         more = "" if x.is_floating_point() else "; x.astype('float32') may be what it takes"
         raise FedslrError(f"x: the model does not take inputs of type {kind}: {reason}{more}") from error
+
+
+def _require_kind(x: Tensor, kind: str) -> None:
+    """Refuse inputs of another scale than the model was trained on."""
+    eight_bit = x.dtype == torch.uint8
+    if kind == NUMBERS and eight_bit:
+        raise FedslrError(
+            "x: it is 8-bit, and the model was trained on numbers as they are; expected those, x.astype('float32') say"
+        )
+    if kind == EIGHT_BIT and not eight_bit and bool((x < 0).any() | (x > 1).any()):
+        raise FedslrError(
+            "x: the model was trained on 8-bit inputs; expected such (x.astype('uint8')) or numbers from 0 to 1"
+        )
 
 
 def read_inputs(path: Path) -> Tensor:

@@ -28,9 +28,11 @@ from fedslr.deploy.ledger import Counted, Ledger, Member
 from fedslr.deploy.messages import (
     ANYBODY,
     DONE,
+    EIGHT_BIT,
     ENROL,
     EVALUATE,
     LOST,
+    NUMBERS,
     TRAIN,
     Order,
     Report,
@@ -436,11 +438,22 @@ class Coordinator:
             raise WireError(f"it is client {client} but says it is client {report.client}")
         if report.status != DONE:
             raise WireError(f"it cannot take part: {quoted(report.reason)}")
+        self._require_inputs(report.inputs)
         if client is None:
             self._admit(identity, report)
             self.ledger.forget_refusal(_unknown(identity))
+        if self.ledger.fact("inputs") is None:
+            self.ledger.note_inputs(report.inputs)
         if self.open is not None and report.client in self.open.waiting:
             self._order(report.client, self.open)
+
+    def _require_inputs(self, kind: str) -> None:
+        """All nodes have 8-bit inputs, which models see as numbers from 0 to 1, or none has: a model has one scale."""
+        if kind not in (EIGHT_BIT, NUMBERS):
+            raise WireError(f"its inputs are of no known kind: {quoted(kind)}")
+        if self.ledger.fact("inputs") not in (None, kind):
+            mine, others = ("8-bit", "not") if kind == EIGHT_BIT else ("not 8-bit", "8-bit")
+            raise WireError(f"its inputs are {mine}, those of the other nodes are {others}; expected one kind")
 
     def _admit(self, identity: str, report: Report) -> None:
         """A node that nobody knows says which client it is."""

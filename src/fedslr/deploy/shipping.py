@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fedslr import wire
+from fedslr.data.normalization import UNIT
 from fedslr.data.own import DEPLOYED
 from fedslr.deploy import options
 from fedslr.deploy.ledger import FILE, books
+from fedslr.deploy.messages import EIGHT_BIT
 from fedslr.deploy.node_store import PAGE, NodeStore
 from fedslr.errors import FedslrError
 from fedslr.shipping.export import BATCH, Origin, sourced
@@ -38,12 +40,12 @@ def global_model(run: Path, batch: int = BATCH) -> Origin:
         method, start = asked.recipe.algorithm, ledger.tree("start")
         server = restore(type(method.init_server(start, 1)), ledger.tree("server"))
         params, records, done = method.global_model(server), ledger.records(), int(ledger.fact("done"))
-        clients = len(ledger.members())
+        clients, inputs = len(ledger.members()), ledger.fact("inputs")
     if params is None:
         raise FedslrError(f"global: {method.name} has no global model; export a client's on its node")
     found = [record["accuracy_global"] for record in records if record.get("accuracy_global") is not None]
     kept = method.shared(method.broadcast(server))
-    return _origin(asked, None, params, kept, batch, clients, done, (found[-1] if found else None, 0))
+    return _origin(asked, None, params, kept, batch, clients, done, (found[-1] if found else None, 0), inputs)
 
 
 def personal_model(store: Path, client: int | None = None, batch: int = BATCH) -> Origin:
@@ -59,7 +61,7 @@ def personal_model(store: Path, client: int | None = None, batch: int = BATCH) -
     parts = {} if page.parts is None else wire.decode(kept.bytes(page.parts))
     done, accuracy, tested = page.evaluation or (0, -1.0, 0)
     good = (accuracy, tested) if tested and accuracy >= 0 else (None, 0)
-    return _origin(asked, page.client, params, parts, batch, asked.recipe.data.clients, done, good)
+    return _origin(asked, page.client, params, parts, batch, asked.recipe.data.clients, done, good, page.inputs)
 
 
 def _origin(
@@ -71,13 +73,14 @@ def _origin(
     clients: int,
     done: int,
     accuracy: tuple[float | None, int],
+    inputs: str | None,
 ) -> Origin:
     model, recipe = asked.task().model, asked.recipe
     model.load_state_dict(params, strict=False)
     about: dict[str, Any] = {
         "input_shape": list(asked.options.shape),
         "classes": asked.options.classes,
-        "normalization": None,
+        "normalization": UNIT._asdict() if inputs == EIGHT_BIT else None,
         "method": recipe.algorithm.name,
         "dataset": DEPLOYED,
         "clients": clients,
