@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
+import json
 import os
 import warnings
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 
 import fedslr
 from fedslr.data import load
-from fedslr.report import figures, representation, tables
+from fedslr.report import curves, figures, representation, tables
 from test_report import write_run
 
 RECIPE = """
@@ -99,6 +101,45 @@ def test_a_sweep_has_its_sensitivity(command, tmp_path):
     left, right = figures.sensitivity(runs, figures.Options()).axes
     assert (left.get_xscale(), left.get_xlabel()) == ("log", "lr")
     assert [line.get_xdata().tolist() for line in right.lines] == [[1e-4, 1e-3, 1e-2]] * 2
+
+
+def test_a_sweep_from_zero_has_room_for_its_values(tmp_path):
+    for i, value in enumerate((0.0, 1e-4, 1e-3, 1e-2)):
+        write_run(tmp_path / str(i), lr=value)
+    figure = figures.sensitivity(tables.find_runs([tmp_path]), figures.Options())
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+    assert len(boxes) == 4
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+
+
+def test_methods_that_differ_in_a_number_are_no_sweep(tmp_path):
+    for name, lr in (("fedslr", 0.1), ("ditto", 0.1), ("fedavg", 0.05)):
+        write_run(tmp_path / name, name=name, lr=lr)
+    assert curves.sensitivity(curves.groups(tables.find_runs([tmp_path]))) is None
+
+
+def test_a_violin_says_whom_it_has_not(command, tmp_path):
+    runs = tmp_path / "runs"
+    write_run(runs / "base", name="fedavg", lr=0.1)
+    for seed in (0, 1, 2):
+        write_run(runs / f"ours{seed}", seed=seed, lr=0.1)
+    write_run(runs / "other", name="ditto", lr=0.05)
+    code, printed, _ = command("figures", runs, "--out", tmp_path / "out", "--format", "png", "--only", "violin")
+    assert code == 0
+    said = [line for line in printed.splitlines() if line.startswith("left out: violin: ")]
+    assert sorted(line.split("seed")[1].split(":")[0] for line in said) == [" 0", " 1, 2"]
+    assert all(name in " ".join(said) for name in ("ditto", "fedslr"))
+
+
+def test_communication_is_the_mean_over_seeds(tmp_path):
+    for seed in (0, 1):
+        folder = write_run(tmp_path / str(seed), seed=seed)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        changed = [{**line, "bytes_up": 1000 * (1 + 2 * seed)} for line in lines]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    (line,) = figures.communication(tables.find_runs([tmp_path]), figures.Options(milliseconds=0)).axes[0].lines
+    assert line.get_ydata()[0] == pytest.approx(8 * (1000 + 2000) / 2 / 1e7)
 
 
 def test_curves_are_those_of_the_records(tmp_path):

@@ -50,7 +50,7 @@ def figures(
     """Draw the paper's figures for papers: accuracy, violin, t-SNE, communication time, sensitivity."""
     names = _choices("--only", only, list(drawing.FIGURES)) if only is not None else list(drawing.FIGURES)
     suffixes = _choices("--format", format, FORMATS)
-    options = drawing.Options(client, bandwidth, latency)
+    options = drawing.Options(client, bandwidth, latency, lambda text: typer.echo(f"left out: {text}"))
     drawing.check(options)
     runs = tables.find_runs(folders, unfinished=True)
     drawn = 0

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,6 +86,10 @@ def is_baseline(group: Group) -> bool:
     return any(r.config.get("algorithm.name") == BASELINE for r in group.runs)
 
 
+def has_baseline(run: Run, against: Mapping[str, Run]) -> bool:
+    return _setting(run) in against
+
+
 def relative(run: Run, against: Mapping[str, Run], model: str) -> dict[int, float]:
     """Every client's accuracy less its accuracy under FedAvg; nothing where there is no such run."""
     base = against.get(_setting(run))
@@ -113,6 +118,15 @@ def communication(run: Run, megabits: float, milliseconds: float) -> list[tuple[
     ]
 
 
+def mean_of(lines: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """Several lines as one: at every place the mean of those that come so far."""
+    places: dict[int, list[float]] = {}
+    for line in lines:
+        for x, y in line:
+            places.setdefault(x, []).append(y)
+    return [(x, fmean(values)) for x, values in sorted(places.items())]
+
+
 BINS = 160
 
 
@@ -134,7 +148,7 @@ class Sensitivity(NamedTuple):
 
 
 def sensitivity(groups: Sequence[Group]) -> Sensitivity | None:
-    """The first key that has numbers, and more than one; None where runs differ in no number."""
+    """The first key that has numbers, and more than one for the same other settings; None where there is none."""
     for key in groups[0].labels:
         values = [number(g.labels[key]) for g in groups]
         if len({v for v in values if v is not None}) < 2:
@@ -144,7 +158,8 @@ def sensitivity(groups: Sequence[Group]) -> Sensitivity | None:
             if value is not None:
                 rest = {k: v for k, v in group.labels.items() if k != key}
                 lines.setdefault(Group(rest, []).name, []).append((value, group))
-        return Sensitivity(key, {name: sorted(line, key=lambda pair: pair[0]) for name, line in lines.items()})
+        if any(len({value for value, _ in line}) > 1 for line in lines.values()):
+            return Sensitivity(key, {name: sorted(line, key=lambda pair: pair[0]) for name, line in lines.items()})
     return None
 
 

@@ -24,6 +24,8 @@ MARKERS = ("", "s", "D", "^", "v")
 ZERO = "#B3261E"
 FEW = 8
 """Values of a hyperparameter that have a tick each."""
+LEVEL = 12
+"""Letters of a name that has room beside others under a violin."""
 INSIDE = 5
 """Entries of a legend that may lie on the axes."""
 
@@ -37,6 +39,8 @@ class Options(NamedTuple):
     """Bandwidth of a client's line, per second, the same both ways."""
     milliseconds: float = 20.0
     """Delay of a message."""
+    tell: Callable[[str], None] = lambda text: None
+    """Who hears of runs that a figure has not."""
 
 
 def _canvas(width: float, height: float, *shape: int, **more: Any) -> tuple[Figure, Any]:
@@ -117,6 +121,10 @@ def violin(runs: Sequence[Run], options: Options) -> Figure:
     base, rows = curves.baselines(runs), []
     for group, look in _groups(runs):
         models = () if curves.is_baseline(group) else curves.models(group)
+        alone = [r for r in group.runs if models and not curves.has_baseline(r, base)]
+        if alone and base:
+            seeds = ", ".join(str(r.summary["seed"]) for r in alone)
+            options.tell(f"violin: {group.name}, seed {seeds}: no run of fedavg has the same data, settings and seed")
         for model in models:
             values = [100 * v for r in group.runs for v in curves.relative(r, base, model).values()]
             name = f"{group.name}\n({model})" if len(models) > 1 else group.name
@@ -135,7 +143,8 @@ def violin(runs: Sequence[Run], options: Options) -> Figure:
         axes.vlines(at, low, high, color="#333333", linewidth=3)
         axes.plot(at, middle, "o", color="white", markeredgecolor="#333333", markersize=5)
     axes.axhline(0, color=ZERO, linewidth=1.2)
-    turned = {"rotation": 40, "ha": "right"} if len(rows) > 6 else {}
+    longest = max(len(line) for name, *_ in rows for line in name.split("\n"))
+    turned = {"rotation": 40, "ha": "right"} if len(rows) > 6 or longest > LEVEL else {}
     axes.set_xticks(range(1, len(rows) + 1), [name for name, *_ in rows], **turned)
     _dress(axes, "", "accuracy less FedAvg's\n(percentage points)")
     axes.grid(False, axis="x")
@@ -146,7 +155,8 @@ def communication(runs: Sequence[Run], options: Options) -> Figure:
     """Seconds that one client's messages take in every round, over a line of given bandwidth and delay."""
     figure, axes = _canvas(6.5, 3.8)
     for group, look in _groups(runs):
-        points = curves.binned(curves.communication(group.runs[0], options.megabits, options.milliseconds))
+        each = [curves.communication(run, options.megabits, options.milliseconds) for run in group.runs]
+        points = curves.binned(curves.mean_of(each))
         if any(y for _, y in points):
             axes.plot(*zip(*points, strict=True), label=group.name, **_style(look, len(points)))
     if not axes.lines:
@@ -170,8 +180,12 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
     values = [x for line in found.lines.values() for x, _ in line]
     for axes, label in ((left, "accuracy, mean over clients (%)"), (right, "numbers in a model's parts (thousands)")):
         _dress(axes, found.key, label)
+        positive = [value for value in values if value > 0]
         if curves.spans_decades(values):
             axes.set_xscale("log")
+        elif min(values) == 0 and len(set(positive)) > 1 and curves.spans_decades(positive):
+            # By orders of magnitude, and 0 one step before the first of them.
+            axes.set_xscale("symlog", linthresh=min(positive), linscale=0.4)
         _tick(axes, sorted(set(values)))
     if right.lines:
         _from_zero(right)
@@ -186,7 +200,8 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
 def _tick(axes: Axes, values: Sequence[float]) -> None:
     """Where there are few, ticks are the values that were tried."""
     if len(values) <= FEW:
-        axes.set_xticks(values, [f"{value:g}" for value in values])
+        turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(values) > 4 else {}
+        axes.set_xticks(values, [f"{value:g}" for value in values], **turned)
         axes.set_xticks([], minor=True)
 
 
