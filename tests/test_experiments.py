@@ -164,6 +164,15 @@ def test_what_runs_warn_of_is_said_once(jobs, recipe, tmp_path, command, monkeyp
 THREE_RUNS = ["--methods", "fedavg,local,feddyn", "--seeds", "0", "--jobs", "2"]
 
 
+def test_a_comparison_says_what_it_does_not_use(recipe, command, tmp_path):
+    asked = ("compare", recipe, "--seeds", 0, "--methods", "fedavg", "--jobs", 1, "--set", "algorithm.name=ditto")
+    code, _, err = command(*asked, "--out", tmp_path / "out")
+    assert code == 0
+    assert "--set algorithm.name=ditto: ditto is none of the methods; what a method is set to is --set methods" in (
+        " ".join(err.split())
+    )
+
+
 def test_a_comparison_goes_on_as_it_was_begun_or_not_at_all(recipe, command, tmp_path):
     out = tmp_path / "out"
     asked = ("compare", recipe, "--seeds", 0, "--out", out, "--jobs", 1)

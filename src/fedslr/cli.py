@@ -140,6 +140,12 @@ def compare(
     names = list(ALGORITHMS) if names == ["all"] else names
     home = _home(out, recipe)
     made = experiments.comparison(request, names, _seeds(seeds, request), home)
+    asked = next((c for c in changes or [] if c.startswith("algorithm.")), None)
+    if asked is not None and not any(type(job.recipe.algorithm) is type(request.algorithm) for job in made):
+        warn(
+            f"--set {asked}: {request.algorithm.name} is none of the methods; what a method is set to is "
+            "--set methods.NAME.KEY=VALUE"
+        )
     _experiment(made, home, resume, jobs, pick, clients, track or [])
 
 

@@ -228,7 +228,12 @@ def parse(table: Mapping[str, Any]) -> Recipe:
             hint = f"did you mean {' or '.join(map(repr, places))}?" if places else suggest(key, KEYS)
             raise FedslrError(f"unknown key '{key}' in the recipe; {hint}")
         if key not in PLAIN and not isinstance(value, Mapping):
-            example = "{ every = 5 }" if key in TABLES else '{ name = "…" }'
+            examples = {
+                "sweep": "{ lr = [0.1, 0.01] }",
+                "compare": "{ seeds = [0, 1] }",
+                "methods": "{ ditto = { lam = 1 } }",
+            }
+            example = examples.get(key, "{ every = 5 }" if key in TABLES else '{ name = "…" }')
             raise FedslrError(f"{key}: got {schema.show(value)}, expected a table such as {example}")
     flat = {k: table[k] for k in PLAIN if k in table}
     for name, keys in TABLES.items():
