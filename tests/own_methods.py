@@ -297,6 +297,16 @@ class Summing(Whole):
         return server
 
 
+class Noisy(Whole):
+    """Its server adds noise."""
+
+    name = "noisy"
+
+    def aggregate(self, server, mean_upload, cohort_size):
+        made = super().aggregate(server, mean_upload, cohort_size)
+        return type(made)({k: x + 0.3 * torch.randn_like(x) for k, x in made.w.items()})
+
+
 class Log(NamedTuple):
     w: dict
     log: list

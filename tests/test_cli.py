@@ -288,6 +288,17 @@ def test_what_is_changed_in_place_is_nobody_elses(name, engine, mine, recipe, co
     assert a == pytest.approx(b, abs=1e-6)
 
 
+def test_noise_of_a_server_is_that_of_the_seed(mine, recipe, command):
+    asked = ("--set", "algorithm.name=mine:Noisy", "--set", "rounds=4")
+    for out, first in (("a", ()), ("b", ("--set", "rounds=2"))):
+        assert command("run", recipe, "--out", out, *asked, *first)[0] == 0
+    assert command("run", recipe, "--out", "b", *asked, "--resume")[0] == 0
+    assert command("run", recipe, "--out", "c", "--set", "algorithm.name=mine:Whole", "--set", "rounds=4")[0] == 0
+    lines = ([json.loads(line) for line in Path(f"{x}/metrics.jsonl").read_text().splitlines()] for x in "abc")
+    a, b, c = ([line["accuracy_personal_per_client"] for line in run] for run in lines)
+    assert a == b != c
+
+
 def test_right_methods_of_ones_own(mine, recipe, command):
     for name in ("Addressing", "Partial", "Rich"):
         assert command("run", recipe, "--out", name, "--set", f"algorithm.name=mine:{name}")[0] == 0, name

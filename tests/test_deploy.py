@@ -176,9 +176,10 @@ def test_a_mistake_in_ones_own_is_a_line(name, says, tmp_path):
         federation.run()
 
 
-def test_an_addressed_method_of_ones_own(tmp_path):
-    """Node, server and simulation agree on the shape of an upload: the broadcast's."""
-    federation = Federation(tmp_path, make_federation(SIZES), recipe("own_methods:Addressing"))
+@pytest.mark.parametrize("name", ["Addressing", "Noisy"])
+def test_a_method_of_ones_own_is_simulated(name, tmp_path):
+    """Node, server and simulation agree on the shape of an upload, the broadcast's, and on the server's noise."""
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(f"own_methods:{name}"))
     assert_is_simulated(federation, federation.run())
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -33,6 +35,18 @@ def failure(error: BaseException) -> str | None:
             "rounds are kept: go on with --resume"
         )
     return None
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Here PyTorch draws what the seed says, and elsewhere as if nothing had been drawn."""
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        # torch.manual_seed would seed every device there is, and remember a stack trace where there is none.
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+        yield
 
 
 def leave_capture(device: torch.device | str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-SPLIT, COHORT, SHUFFLE, NOISE, EVALUATED = range(5)
+SPLIT, COHORT, SHUFFLE, NOISE, EVALUATED, AGGREGATE = range(6)
 """What a stream is for: sharing out data, drawing cohorts, shuffling a client's batches, dropout and its like,
-drawing the clients that are evaluated."""
+drawing the clients that are evaluated, noise that a server adds."""
 
 
 def _sequence(purpose: int, seed: int, key: tuple[int, ...]) -> np.random.SeedSequence:

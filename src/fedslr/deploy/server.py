@@ -334,8 +334,8 @@ class Coordinator:
             counted = upload.tree if upload.share == 1 else _scaled(upload.tree, upload.share)
             mean.add(counted, weight)
         try:
-            made = self.algorithm.aggregate(self.server, mean.value(), len(uploads))
-            server = contract.checked_server(made, self.server, self.start)
+            now = (self.settings.seed, self.done)
+            server = contract.aggregated(self.algorithm, self.server, mean.value(), len(uploads), self.start, *now)
             return server, _encode(contract.checked_broadcast(self.algorithm.broadcast(server)))
         except (WireError, LinAlgError) as error:
             why = str(error).splitlines()[0]

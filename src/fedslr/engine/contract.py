@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedslr import wire
+from fedslr import naming, seeds, wire
 from fedslr.errors import FedslrError, WireError
+from fedslr.machine import seeded
 from fedslr.matrix import LowRank
 from fedslr.tree import Tree, leaves
 from fedslr.types import Algorithm, Params, Payload
@@ -72,6 +74,18 @@ def require_upload(upload: Payload, broadcast: Payload, stacked: bool = False) -
         wire.require_alike(_first(upload) if stacked else upload, broadcast, "upload")
     except WireError as error:
         raise FedslrError(f"local_update: {error}; expected what is in the broadcast, and of its shapes") from None
+
+
+def aggregated(
+    algorithm: Algorithm[Any, Any], server: Any, mean: Payload, cohort_size: int, like: Params, seed: int, round: int
+) -> Any:
+    """The server after a round. Noise that a person's own method adds is that of the seed and the round, so that all
+    processes add the same, and a resumed run does."""
+    drawn: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if not naming.is_in_table(type(algorithm)):
+        drawn = seeded(seeds.integer(seeds.AGGREGATE, seed, round), next(iter(like.values())).device)
+    with drawn:
+        return checked_server(algorithm.aggregate(server, mean, cohort_size), server, like)
 
 
 def checked_server(made: Any, before: Any, like: Params) -> Any:

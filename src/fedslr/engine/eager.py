@@ -13,6 +13,7 @@ from fedslr.data.batches import EVALUATION, ShuffledData
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization, inputs
 from fedslr.engine import contract
+from fedslr.machine import seeded
 from fedslr.types import Algorithm, Params, Payload, Round, Task
 
 CHUNK = 1024
@@ -73,14 +74,8 @@ class Eager:
     @contextmanager
     def seeded(self, client: int, round: int) -> Iterator[None]:
         """Dropout and its like draw from the round and the client, so a resumed run repeats them."""
-        device = self.clients[client].y.device
-        on_gpu = device.type == "cuda"
-        with torch.random.fork_rng(devices=[device] if on_gpu else []), torch.no_grad():
-            # torch.manual_seed would seed every device there is, and remember a stack trace where there is none.
-            seed = seeds.integer(seeds.NOISE, self.seed, round, client)
-            torch.default_generator.manual_seed(seed)
-            if on_gpu:
-                torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+        drawn = seeds.integer(seeds.NOISE, self.seed, round, client)
+        with seeded(drawn, self.clients[client].y.device), torch.no_grad():
             yield
 
     @torch.no_grad()

@@ -231,8 +231,8 @@ class Simulation:
             engine.expect(mine, self._expected, self.settings.round(self.done + 1))
 
     def _aggregate(self, mean: Payload, cohort_size: int) -> tuple[Any, Announced]:
-        made = self.algorithm.aggregate(self.server, mean, cohort_size)
-        server = contract.checked_server(made, self.server, self.start)
+        now = (self.settings.seed, self.done)
+        server = contract.aggregated(self.algorithm, self.server, mean, cohort_size, self.start, *now)
         return server, self._announced(server)
 
     def _pool(self, mean: Payload | None, mine: list[int], record: Record) -> Payload:
