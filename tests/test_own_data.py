@@ -364,3 +364,19 @@ def test_what_goes_wrong_in_ones_own_function_is_a_line_that_names_it(tmp_path, 
         assert f"'{name}'" in told
         assert f" in {tmp_path / place}: {says}" in told
         assert "\n" not in told
+
+
+def test_labels_from_one_are_told(tmp_path, command):
+    arrays = make_arrays([20] * 3, (6,))
+    for i, client in enumerate(arrays):
+        np.savez(tmp_path / f"{i}.npz", **{**client, "y": client["y"] + 1, "y_test": client["y_test"] + 1})
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("rounds = 1\nclients_per_round = 2\nmodel = { name = 'mlp' }\n")
+    code, _, err = command("run", recipe, "--set", f"data.name=npz:{tmp_path}", "--out", tmp_path / "out")
+    assert code == 0
+    told = [line for line in err.splitlines() if "warning" in line.lower()]
+    assert [line.startswith("warning: y: labels go from 1 to 3, so that there are 4 classes") for line in told] == [
+        True
+    ]
+    with pytest.warns(UserWarning, match="0 is one that never occurs"):
+        fedslr.load(f"npz:{tmp_path}")

@@ -6,6 +6,7 @@ import io
 import os
 import shlex
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -329,6 +330,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that has no Greek gets question marks, not a failure after hours of training.
             stream.reconfigure(errors="replace")
+    _tell_warnings()
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:
@@ -357,6 +359,19 @@ def main() -> None:
             raise
         text = " ".join(message().split())
         _leave(f"error: {text} (see fedslr --help)" if text else "", code)
+
+
+def _tell_warnings() -> None:
+    """What the package warns of from Python is a line here; what others warn of is shown as Python shows it."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *more: Any, **named: Any) -> None:
+        if Path(filename).is_relative_to(Path(__file__).parent):
+            warn(str(message))
+        else:
+            usual(message, category, filename, *more, **named)
+
+    warnings.showwarning = show
 
 
 def _leave(line: str, code: int) -> None:

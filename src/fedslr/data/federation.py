@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -172,6 +173,12 @@ def _count_classes(clients: Sequence[ClientData]) -> int:
         raise FedslrError(
             f"y: the highest label is {classes - 1}, but only {occur} different ones occur; expected labels from 0 to "
             f"C − 1 for C classes, {CODED}, or num_classes"
+        )
+    if min(int(y.min()) for y in labels) == 1:
+        warnings.warn(
+            f"y: labels go from 1 to {classes - 1}, so that there are {classes} classes, and 0 is one that never "
+            "occurs; give y - 1, or num_classes if that is meant",
+            stacklevel=3,
         )
     return classes
 
