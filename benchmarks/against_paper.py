@@ -68,7 +68,7 @@ def row(folder: Path) -> list[str]:
     return [
         summary["algorithm"],
         f"{config['data']['split']}, {summary['seed']}",
-        config["selection"],
+        config.get("selection", "uniform"),
         str(summary["rounds"]),
         config.get("precision", "float32"),
         pair(percent["global"], paper.accuracy_global),

@@ -4,8 +4,8 @@
         --starts 4 --rounds 100 --json results/benchmarks/rounding.json
 
 Two runs of the same seed drift apart by rounding alone, and keep a distance for many rounds: one run in either
-precision tells nothing. So every precision has several, from starts that differ in the last digits, and the distance
-between precisions stands beside the deviation within each. Figures are the global model's accuracy in %, the mean over
+precision tells nothing. So every precision has several, from starts that differ in the last digits, and means stand
+beside the deviations within each precision. Figures are the global model's accuracy in %, the mean over
 the evaluations of the second half of the rounds (the personal models' where a method has no global one).
 """
 
@@ -55,6 +55,8 @@ def main() -> None:
     options.add_argument("--every", type=int, default=5, help="rounds from one evaluation to the next")
     options.add_argument("--json", help="where to write the figures")
     given = options.parse_args()
+    if given.starts < 2:
+        options.error("--starts: one run has no deviation; expected 2 or more")
     recipe = config.read(given.recipe, given.set)
     federation = share_out(recipe.data)
     rows: list[dict[str, Any]] = []

@@ -201,7 +201,10 @@ def test_tiny_image_folders(tmp_path):
     assert len(fedslr.load(f"imagefolder:{tmp_path / 'divided'}", clients=3).clients) == 3
     with pytest.raises(fedslr.FedslrError, match="there are only 3 training samples to share"):
         fedslr.load(f"imagefolder:{tmp_path / 'divided'}", clients=4)
-    (tmp_path / "divided" / "test" / "zebra").mkdir()
+    stray = tmp_path / "divided" / "test" / "zebra"
+    stray.mkdir()
+    assert len(fedslr.load(f"imagefolder:{tmp_path / 'divided'}", clients=3).clients) == 3
+    Image.new("RGB", (4, 4)).save(stray / "a.png")
     with pytest.raises(fedslr.FedslrError, match=r"test/zebra: is a class that .*train has not"):
         fedslr.load(f"imagefolder:{tmp_path / 'divided'}", clients=3)
 
@@ -378,5 +381,5 @@ def test_labels_from_one_are_told(tmp_path, command):
     assert [line.startswith("warning: y: labels go from 1 to 3, so that there are 4 classes") for line in told] == [
         True
     ]
-    with pytest.warns(UserWarning, match="0 is one that never occurs"):
+    with pytest.warns(fedslr.errors.FedslrWarning, match="0 is one that never occurs"):
         fedslr.load(f"npz:{tmp_path}")

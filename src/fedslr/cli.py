@@ -24,7 +24,7 @@ from fedslr.data.images import reporting
 from fedslr.deploy import cli as deploy
 from fedslr.display import Decoding, Display, ManyDisplay, err_console, out_console, print_summary, print_table, warn
 from fedslr.engine import distributed
-from fedslr.errors import INTERRUPTED, FedslrError, Interrupted, show_traceback
+from fedslr.errors import INTERRUPTED, FedslrError, FedslrWarning, Interrupted, show_traceback
 from fedslr.interrupts import stop_on_signal
 from fedslr.machine import failure
 from fedslr.record import locked
@@ -97,7 +97,7 @@ def run(
         reporting(Decoding(display.progress)),
         stop_on_signal(display.warn) as stopped,
     ):
-        if resume and not folder.exists() and group.size == 1:
+        if resume and group.from_first(lambda: not folder.exists()):
             # It may have been killed before it had a folder, and whoever starts it again always says --resume.
             display.warn(f"resume: {folder} holds no run yet; this is its beginning")
             resume = False
@@ -366,7 +366,7 @@ def _tell_warnings() -> None:
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], filename: str, *more: Any, **named: Any) -> None:
-        if Path(filename).is_relative_to(Path(__file__).parent):
+        if issubclass(category, FedslrWarning):
             warn(str(message))
         else:
             usual(message, category, filename, *more, **named)

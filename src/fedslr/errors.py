@@ -35,6 +35,10 @@ class TakenError(FedslrError):
     """A folder that another process works in."""
 
 
+class FedslrWarning(UserWarning):
+    """What a person may want to know of a request that is met all the same."""
+
+
 class Interrupted(FedslrError):
     """A run that was asked to stop and did, after saving its last finished round."""
 

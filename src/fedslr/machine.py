@@ -18,7 +18,9 @@ def cores() -> int:
 def failure(error: BaseException) -> str | None:
     """A line for what the machine failed at: a full memory, a GPU that gave up; None for any other error."""
     words = " ".join(str(error).split())
-    if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "CUDA error: out of" in words):
+    if isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and ("CUDA error: out of" in words or "_STATUS_ALLOC_FAILED" in words)
+    ):
         return (
             "not enough memory on the GPU; fewer clients_per_round, a smaller batch_size, fewer epochs, a "
             "memory_budget or engine = 'eager' need less"
@@ -30,10 +32,12 @@ def failure(error: BaseException) -> str | None:
         what = found[1].rstrip(". ")
         if "assert" in what:
             return f"the GPU gave up: {what}; most likely an index is out of range, and device = 'cpu' shows where"
-        return (
-            f"the GPU gave up: {what}; a process that was killed while it shared the card can be the cause; finished "
-            "rounds are kept: go on with --resume"
-        )
+        if "illegal" in what or "launch failure" in what or "misaligned" in what or "ECC" in what:
+            return (
+                f"the GPU gave up: {what}; a process that was killed while it shared the card can be the cause; a run "
+                "goes on with --resume"
+            )
+        return f"the GPU gave up: {what}"
     return None
 
 

@@ -79,7 +79,8 @@ def mistakes(algorithm: Algorithm[Any, Any]) -> AbstractContextManager[None]:
     cls = type(algorithm)
     if is_in_table(cls):
         return nullcontext()
-    return plugins.mistakes("algorithm", name_of(cls), cls, (OSError, MemoryError, torch.OutOfMemoryError))
+    machine = (OSError, MemoryError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", MemoryError))
+    return plugins.mistakes("algorithm", name_of(cls), cls, machine)
 
 
 _NAMELESS = 'but it has no name; expected name: ClassVar[str] = "…" in it'

@@ -236,7 +236,7 @@ class Algorithm(ABC, Generic[Server, Client]):
 
     def deployed(self, client: Client, payload: Payload) -> Payload:
         """The parts a client has to keep to run its personal model; their numbers are the model's size."""
-        return payload
+        return self.shared(payload)
 
     def ranks(self, server: Server) -> dict[str, int]:
         """The rank of every layer of the global model, where the method makes them low; else nothing."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedslr import schema
 from fedslr.data.normalization import UNIT, Normalization
-from fedslr.errors import FedslrError
+from fedslr.errors import FedslrError, FedslrWarning
 from fedslr.schema import countable
 
 PARTS = ("x", "y", "x_test", "y_test")
@@ -178,6 +178,7 @@ def _count_classes(clients: Sequence[ClientData]) -> int:
         warnings.warn(
             f"y: labels go from 1 to {classes - 1}, so that there are {classes} classes, and 0 is one that never "
             "occurs; give y - 1, or num_classes if that is meant",
+            FedslrWarning,
             stacklevel=3,
         )
     return classes

@@ -39,8 +39,9 @@ def image_folder(root: Path) -> Dataset:
     divided = (root / "train").is_dir() and (root / "test").is_dir()
     names = _classes(root / "train" if divided else root)
     if divided:
-        if stray := sorted({p.name for p in (root / "test").iterdir() if p.is_dir() and not _hidden(p)} - set(names)):
-            raise FedslrError(f"{root / 'test' / stray[0]}: is a class that {root / 'train'} has not")
+        for stray in sorted(p for p in (root / "test").iterdir() if not (root / "train" / p.name).exists()):
+            if not _hidden(stray) and _images(stray):
+                raise FedslrError(f"{stray}: is a class that {root / 'train'} has not")
         (train, y), (test, y_test) = _list(root / "train", names), _list(root / "test", names)
     else:
         paths, labels = _list(root, names)
@@ -92,10 +93,14 @@ def _hidden(path: Path) -> bool:
     return path.name.startswith(".")
 
 
+def _images(folder: Path) -> list[Path]:
+    return by_name(p for p in folder.glob("*") if p.suffix.lower() in SUFFIXES and not _hidden(p))
+
+
 def _list(folder: Path, names: Sequence[str]) -> tuple[list[Path], np.ndarray[Any, Any]]:
     paths, labels = [], []
     for label, name in enumerate(names):
-        found = by_name(p for p in (folder / name).glob("*") if p.suffix.lower() in SUFFIXES and not _hidden(p))
+        found = _images(folder / name)
         if not found:
             raise FedslrError(f"{folder / name}: has no images ({', '.join(SUFFIXES[:3])}, …)")
         paths += found

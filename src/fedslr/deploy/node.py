@@ -136,6 +136,8 @@ class Node:
             raise FedslrError(f"{self.store.folder} belongs to another run ({page.run}); give this one its own folder")
         if page is None or order.client == self.client:
             self._begin(page, order, asked, inputs)
+        elif page.inputs != inputs:
+            self.store.turn(replace(page, inputs=inputs))
         return self._report(order, examples=examples, inputs=inputs)
 
     def _check(self, asked: options.Deployment, start: Params) -> tuple[int, str]:
@@ -151,7 +153,7 @@ class Node:
             raise FedslrError(
                 f"model.name: '{name}' is another model here than at the server; install the same version"
             )
-        return len(held.y), NUMBERS if federation.normalization is None else EIGHT_BIT
+        return len(held.y), _kind(federation)
 
     def _begin(self, page: Page | None, order: Order, asked: options.Deployment, inputs: str) -> None:
         """The personal part stays, if there is one; what the server mirrors is what it says."""
@@ -269,6 +271,7 @@ class Node:
                 personal=self.store.write(page, "personal", dict(personal)),
                 parts=self._kept_parts(page, parts),
                 evaluation=(order.round, accuracy, len(work.held.y_test)),
+                inputs=work.inputs,
             )
         )
         return self._report(
@@ -303,7 +306,7 @@ class _Work:
         self.kind = type(self.algorithm.init_client(self.start))
         federation = node.data(asked.options.classes)
         task.copies = models.works_in_place(task.model, federation)
-        self.held = _held(federation, asked)
+        self.held, self.inputs = _held(federation, asked), _kind(federation)
         placed = self.held.to(self.settings.torch_device(), self.settings.torch_dtype())
         self.engine = Eager(
             self.algorithm,
@@ -347,6 +350,11 @@ def _held(found: Federation, asked: options.Deployment) -> ClientData:
         raise FedslrError(f"data: inputs of this node are {ours}, the federation's are {asked.options.inputs}")
     held: ClientData = found.clients[0]
     return held
+
+
+def _kind(held: Federation) -> str:
+    """What inputs are, as models see them."""
+    return NUMBERS if held.normalization is None else EIGHT_BIT
 
 
 def _fields(state: Any, names: tuple[str, ...]) -> Tree:

@@ -43,7 +43,7 @@ def scores(store: Path, x: Tensor) -> Tensor:
     except RuntimeError as error:
         kind = str(x.dtype).removeprefix("torch.")
         reason = str(error).split("\n")[0]
-        more = "" if x.is_floating_point() else "; x.astype('float32') may be what it takes"
+        more = "" if shown.is_floating_point() else "; x.astype('float32') may be what it takes"
         raise FedslrError(f"x: the model does not take inputs of type {kind}: {reason}{more}") from error
 
 
@@ -56,7 +56,7 @@ def _require_kind(x: Tensor, kind: str) -> None:
         )
     if kind == EIGHT_BIT and not eight_bit and bool((x < 0).any() | (x > 1).any()):
         raise FedslrError(
-            "x: the model was trained on 8-bit inputs; expected such (x.astype('uint8')) or numbers from 0 to 1"
+            "x: the model was trained on 8-bit inputs; expected such (of type uint8) or numbers from 0 to 1"
         )
 
 

@@ -334,8 +334,9 @@ class Coordinator:
             counted = upload.tree if upload.share == 1 else _scaled(upload.tree, upload.share)
             mean.add(counted, weight)
         try:
-            now = (self.settings.seed, self.done)
-            server = contract.aggregated(self.algorithm, self.server, mean.value(), len(uploads), self.start, *now)
+            # Noise that a method adds is drawn anew: nodes know the seed, and could take away what follows from it.
+            made = self.algorithm.aggregate(self.server, mean.value(), len(uploads))
+            server = contract.checked_server(made, self.server, self.start)
             return server, _encode(contract.checked_broadcast(self.algorithm.broadcast(server)))
         except (WireError, LinAlgError) as error:
             why = str(error).splitlines()[0]
@@ -453,7 +454,10 @@ class Coordinator:
             raise WireError(f"its inputs are of no known kind: {quoted(kind)}")
         if self.ledger.fact("inputs") not in (None, kind):
             mine, others = ("8-bit", "not") if kind == EIGHT_BIT else ("not 8-bit", "8-bit")
-            raise WireError(f"its inputs are {mine}, those of the other nodes are {others}; expected one kind")
+            raise WireError(
+                f"its inputs are {mine}, those of the first node are {others}; expected one kind, and a new run if "
+                "the first one is wrong"
+            )
 
     def _admit(self, identity: str, report: Report) -> None:
         """A node that nobody knows says which client it is."""

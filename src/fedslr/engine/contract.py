@@ -22,14 +22,17 @@ from fedslr.types import Algorithm, Params, Payload
 Update = Callable[..., tuple[Any, Payload]]
 
 
-def require_states(server: Any, client: Any) -> None:
-    """Refuse states that could not be kept: what is no NamedTuple would be forgotten."""
+def require_states(server: Any, client: Any, kept: bool = True) -> None:
+    """Refuse states that could not be kept: what is no NamedTuple would be forgotten.
+
+    Of a run that nobody keeps, a server may hold what it likes.
+    """
     for where, state in (("init_server", server), ("init_client", client)):
         if state != () and not hasattr(state, "_asdict"):
             raise FedslrError(f"{where}: got {_kind(state)}, expected a NamedTuple of parameters, or () for nothing")
-    for field, part in server._asdict().items() if server != () else ():
+    for field, part in server._asdict().items() if kept and server != () else ():
         for leaf in leaves({field: part}):
-            if not isinstance(leaf, Tensor | LowRank | str | int | float | bool | None):
+            if not (leaf is None or isinstance(leaf, Tensor | LowRank) or type(leaf) in (str, int, float, bool, dict)):
                 raise FedslrError(f"init_server: '{field}' has {_kind(leaf)} in it, expected tensors, numbers or texts")
     _require_tensors("init_client", client)
 
@@ -79,8 +82,8 @@ def require_upload(upload: Payload, broadcast: Payload, stacked: bool = False) -
 def aggregated(
     algorithm: Algorithm[Any, Any], server: Any, mean: Payload, cohort_size: int, like: Params, seed: int, round: int
 ) -> Any:
-    """The server after a round. Noise that a person's own method adds is that of the seed and the round, so that all
-    processes add the same, and a resumed run does."""
+    """The server of a simulation after a round. Noise that a person's own method adds is that of the seed and the
+    round, so that all processes add the same, and a resumed run does."""
     drawn: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if not naming.is_in_table(type(algorithm)):
         drawn = seeded(seeds.integer(seeds.AGGREGATE, seed, round), next(iter(like.values())).device)

@@ -450,8 +450,10 @@ class Cuda(Batched):
                 torch.cuda.synchronize(self.device)
                 self._between_phases = recording.note_uploads
                 recording.capture(lambda: self._run(batches, room, sent, shared, asked), batches)
-            except (RuntimeError, TypeError) as error:
+            except (RuntimeError, TypeError, ValueError) as error:
                 if "illegal" in str(error) or "out of memory" in str(error):
+                    raise
+                if isinstance(error, ValueError) and not str(error).startswith("vmap("):
                     raise
                 leave_capture(self.device)
                 return None

@@ -93,7 +93,7 @@ class Simulation:
         self.start = self.task.params()
         self.server = algorithm.init_server(contract.own(self.start), self.num_clients)
         fresh = algorithm.init_client(self.start)
-        contract.require_states(self.server, fresh)
+        contract.require_states(self.server, fresh, kept=folder is not None)
         self.client_kind = type(fresh)
         self.done = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedslr.data.digits import SCALING
+from fedslr.data.own import DEPLOYED
 from fedslr.report import amount, percent
 
 RUN = {
@@ -115,7 +116,8 @@ def _shape(shape: Sequence[int]) -> str:
 def _scaled(dataset: str, normalization: Mapping[str, Any] | None) -> str:
     """How inputs were made of the data."""
     if normalization is None:
-        return SCALING if dataset == "digits" else "They are given as the data were."
+        eight_bit = ", 8-bit images as numbers from 0 to 1" if dataset == DEPLOYED else ""
+        return SCALING if dataset == "digits" else f"They are given as the data were{eight_bit}."
     mean, deviation = (", ".join(f"{v:g}" for v in normalization[k]) for k in ("mean", "deviation"))
     return f"Pixels p from 0 to 255 are given as (p/255 − mean)/deviation, with mean {mean} and deviation {deviation}."
 
