@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedslr import metrics, naming, schema
-from fedslr.config import CUSTOM, DTYPES, Recipe, Settings, difference, dump
+from fedslr.config import CUSTOM, DTYPES, Recipe, Settings, difference, dump, lasting
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
 from fedslr.deploy.ledger import FILE as LEDGER
@@ -229,9 +229,8 @@ def run(
     checked.cohort_size(len(federation.clients))
     group = distributed.join(should_stop)
     tracking = Tracking(_tracker_names(track), tell)
-    fixed = ["rounds"] if algorithm.planned else []
     again = is_rerunnable(algorithm, federation, model, loss, settings.get("selection", ""))
-    folder = None if out is None else _open_together(group, Path(out), resume, text, algorithm.name, fixed)
+    folder = None if out is None else _open_together(group, Path(out), resume, text, algorithm.name, lasting(algorithm))
     # Whatever happens, and whichever of these fails: the folder is free again when all the others are done.
     with contextlib.ExitStack() as ending:
         if folder is not None:
@@ -378,10 +377,10 @@ def changed(path: Path, recipe: Recipe) -> str | None:
     """What forbids going on with the rounds in a folder by a recipe; None if nothing does, or none can tell."""
     if not has_rounds(path):
         return None
-    fixed = ["rounds"] if recipe.algorithm.planned else []
     now = replace(recipe, settings=recipe.settings.settled()).to_toml()
     try:
-        return difference((path / "config.toml").read_text("utf-8"), now, recipe.algorithm.name, fixed)
+        kept = (path / "config.toml").read_text("utf-8")
+        return difference(kept, now, recipe.algorithm.name, lasting(recipe.algorithm))
     except (OSError, ValueError):
         return None
 

@@ -384,6 +384,11 @@ FORMER = {"precision": "float32"}
 """What was the case before there was a setting, where that is not its default."""
 
 
+def lasting(algorithm: Algorithm[Any, Any]) -> list[str]:
+    """Settings that a run of this method goes on with, though those of others may change."""
+    return ["rounds"] if algorithm.planned else []
+
+
 def difference(old: str, new: str, called: str, fixed: Collection[str] = ()) -> str | None:
     """The first key that forbids going on from one dumped recipe to another, with both values; None if none does.
 

@@ -135,9 +135,7 @@ class Node:
         if page is not None and page.run != order.run:
             raise FedslrError(f"{self.store.folder} belongs to another run ({page.run}); give this one its own folder")
         if page is None or order.client == self.client:
-            self._begin(page, order, asked, inputs)
-        elif page.inputs != inputs:
-            self.store.turn(replace(page, inputs=inputs))
+            self._begin(page, order, asked)
         return self._report(order, examples=examples, inputs=inputs)
 
     def _check(self, asked: options.Deployment, start: Params) -> tuple[int, str]:
@@ -155,7 +153,7 @@ class Node:
             )
         return len(held.y), _kind(federation)
 
-    def _begin(self, page: Page | None, order: Order, asked: options.Deployment, inputs: str) -> None:
+    def _begin(self, page: Page | None, order: Order, asked: options.Deployment) -> None:
         """The personal part stays, if there is one; what the server mirrors is what it says."""
         algorithm, start = asked.recipe.algorithm, wire.decode(order.start)
         state = algorithm.init_client(start)
@@ -176,7 +174,7 @@ class Node:
             personal=page.personal if page else None,
             parts=page.parts if page else None,
             evaluation=page.evaluation if page else None,
-            inputs=inputs,
+            inputs=page.inputs if page else "",
             serial=page.serial if page else 0,
         )
         self.store.turn(new)

@@ -73,7 +73,7 @@ class Page:
     evaluation: tuple[int, float, int] | None = None
     """Of that model: the rounds that were done, its accuracy, and the samples it was tested on."""
     inputs: str = ""
-    """Of what kind the node's data are, see `messages`."""
+    """And of what kind, see `messages`."""
     seen: tuple[int, int] = (0, 0)
     """Round and attempt of the latest order."""
     serial: int = 0

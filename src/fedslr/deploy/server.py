@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fedslr import api, naming, schema, seeds, tree, wire
-from fedslr.config import DEFAULT_COHORT, difference
+from fedslr.config import DEFAULT_COHORT, difference, lasting
 from fedslr.data.own import DEPLOYED
 from fedslr.deploy import options
 from fedslr.deploy.ledger import Counted, Ledger, Member
@@ -605,7 +605,7 @@ def _plausible(report: Report) -> Report:
 def same_run(ledger: Ledger, asked: Deployment, path: Path) -> None:
     """The run in the folder; what is asked for may differ in what changes no round already made."""
     kept = options.from_text(ledger.fact("recipe"))
-    fixed = {"rounds"} if kept.recipe.algorithm.planned else set()
+    fixed = lasting(kept.recipe.algorithm)
     if asked.recipe.settings.rounds < (done := ledger.fact("done")):
         raise FedslrError(f"rounds: got {asked.recipe.settings.rounds}, but {done} are done in {path}")
     if changed := difference(kept.recipe.to_toml(), asked.recipe.to_toml(), asked.recipe.algorithm.name, fixed):

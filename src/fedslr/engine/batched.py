@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
-from fedslr import naming, tree
+from fedslr import tree
 from fedslr.data.batches import EVALUATION
 from fedslr.data.cohort import CohortBatches, CohortData, Filled, Shape, Shapes, Unbatchable
 from fedslr.data.normalization import inputs
@@ -162,6 +162,11 @@ def seats(clients: int, usual: int) -> int:
     return usual + -((usual - clients) // step) * step
 
 
+def may_be_vmaps(error: Exception) -> bool:
+    """Whether `torch.vmap` may have raised it: errors of values, which have other reasons too, begin with its name."""
+    return not isinstance(error, ValueError) or str(error).startswith("vmap(")
+
+
 @contextmanager
 def batchable() -> Iterator[None]:
     """What `torch.vmap` cannot do, it says in errors of no kind and no words of their own.
@@ -173,7 +178,7 @@ def batchable() -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         if "CUDA" in str(error) or "memory" in str(error):
             raise
-        if isinstance(error, ValueError) and not str(error).startswith("vmap("):
+        if not may_be_vmaps(error):
             raise
         # Its first sentence: what follows is advice to people who write PyTorch.
         raise Unbatchable(str(error).splitlines()[0].split(". ")[0]) from error
@@ -274,9 +279,7 @@ class Batched(Eager):
     def personal_accuracy(self, cohort: Sequence[int], states: Sequence[Any], payload: Payload) -> Tensor:
         """How many of its test samples every client's own model gets right; not yet read back."""
         batches, like = self._turn_to(cohort, EVALUATION), self.task.params()
-        if not naming.is_in_table(type(self.algorithm)):
-            # A person's own may change in place what it is given; states are stacked, and so copies.
-            payload = contract.own(payload)
+        payload = contract.lent(self.algorithm, payload)  # states are stacked, and so copies
 
         def one(slot: Tensor, state: Any) -> Params:
             made = self.algorithm.personal_model(self.together, state, payload, CohortData(batches, slot))

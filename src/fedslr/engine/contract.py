@@ -30,16 +30,20 @@ def require_states(server: Any, client: Any, kept: bool = True) -> None:
     for where, state in (("init_server", server), ("init_client", client)):
         if state != () and not hasattr(state, "_asdict"):
             raise FedslrError(f"{where}: got {_kind(state)}, expected a NamedTuple of parameters, or () for nothing")
-    for field, part in server._asdict().items() if kept and server != () else ():
-        for leaf in leaves({field: part}):
-            if not (leaf is None or isinstance(leaf, Tensor | LowRank) or type(leaf) in (str, int, float, bool, dict)):
-                raise FedslrError(f"init_server: '{field}' has {_kind(leaf)} in it, expected tensors, numbers or texts")
+    for field, leaf in _leaves(server) if kept else ():
+        if not (isinstance(leaf, Tensor | LowRank | None) or type(leaf) in (str, int, float, bool, dict)):
+            raise FedslrError(f"init_server: '{field}' has {_kind(leaf)} in it, expected tensors, numbers or texts")
     _require_tensors("init_client", client)
 
 
 def own(given: Any) -> Any:
     """The same in memory of its own: whoever changes it in place changes nobody else's."""
     return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
+
+
+def lent(algorithm: Algorithm[Any, Any], given: Any) -> Any:
+    """What a method is given to look at: a person's own may change it in place, and gets a copy."""
+    return given if naming.is_in_table(type(algorithm)) else own(given)
 
 
 def checked_update(update: Update, kind: type | None = None) -> Update:
@@ -158,10 +162,14 @@ def _fields(state: Any) -> dict[str, Any]:
 
 
 def _require_tensors(name: str, state: Any) -> None:
-    for field, part in state._asdict().items() if state != () else ():
-        for leaf in leaves({field: part}):
-            if not isinstance(leaf, Tensor | LowRank | None):
-                raise FedslrError(f"{name}: '{field}' of the client's state has {_kind(leaf)} in it, expected tensors")
+    for field, leaf in _leaves(state):
+        if not isinstance(leaf, Tensor | LowRank | None):
+            raise FedslrError(f"{name}: '{field}' of the client's state has {_kind(leaf)} in it, expected tensors")
+
+
+def _leaves(state: Any) -> list[tuple[str, Any]]:
+    """All that a state holds, each with the name of its field."""
+    return [] if state == () else [(field, leaf) for field, x in _fields(state).items() for leaf in leaves({field: x})]
 
 
 def _first(stacked: Tree) -> Tree:

@@ -27,7 +27,7 @@ from fedslr import tree
 from fedslr.data.cohort import Filled
 from fedslr.data.normalization import inputs
 from fedslr.engine import contract
-from fedslr.engine.batched import Batched, CohortTask, T, Together, changing, require_alike
+from fedslr.engine.batched import Batched, CohortTask, T, Together, changing, may_be_vmaps, require_alike
 from fedslr.engine.stacked import Network, aside, has_triton, is_same, stack
 from fedslr.machine import leave_capture
 from fedslr.types import Params, Payload, Phased, Round, gradients
@@ -451,9 +451,7 @@ class Cuda(Batched):
                 self._between_phases = recording.note_uploads
                 recording.capture(lambda: self._run(batches, room, sent, shared, asked), batches)
             except (RuntimeError, TypeError, ValueError) as error:
-                if "illegal" in str(error) or "out of memory" in str(error):
-                    raise
-                if isinstance(error, ValueError) and not str(error).startswith("vmap("):
+                if "illegal" in str(error) or "out of memory" in str(error) or not may_be_vmaps(error):
                     raise
                 leave_capture(self.device)
                 return None

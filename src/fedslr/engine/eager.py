@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedslr import naming, seeds
+from fedslr import seeds
 from fedslr.data.batches import EVALUATION, ShuffledData
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization, inputs
@@ -65,9 +65,7 @@ class Eager:
 
     def personal_model(self, client: int, state: Any, payload: Payload) -> Params:
         with self.seeded(client, EVALUATION):
-            if not naming.is_in_table(type(self.algorithm)):
-                # A person's own may change in place what it is given.
-                state, payload = contract.own(state), contract.own(payload)
+            state, payload = contract.lent(self.algorithm, (state, payload))
             made = self.algorithm.personal_model(self.task, state, payload, self._data(client, EVALUATION))
         return contract.checked_model("personal_model", made, self.task.params())
 

@@ -26,6 +26,8 @@ FEW = 8
 """Values of a hyperparameter that have a tick each."""
 LEVEL = 12
 """Letters of a name that has room beside others under a violin."""
+TURNED: dict[str, Any] = {"rotation": 40, "ha": "right"}
+"""Names that have no such room."""
 INSIDE = 5
 """Entries of a legend that may lie on the axes."""
 
@@ -144,8 +146,8 @@ def violin(runs: Sequence[Run], options: Options) -> Figure:
         axes.plot(at, middle, "o", color="white", markeredgecolor="#333333", markersize=5)
     axes.axhline(0, color=ZERO, linewidth=1.2)
     longest = max(len(line) for name, *_ in rows for line in name.split("\n"))
-    turned = {"rotation": 40, "ha": "right"} if len(rows) > 6 or longest > LEVEL else {}
-    axes.set_xticks(range(1, len(rows) + 1), [name for name, *_ in rows], **turned)
+    turned = len(rows) > 6 or longest > LEVEL
+    axes.set_xticks(range(1, len(rows) + 1), [name for name, *_ in rows], **(TURNED if turned else {}))
     _dress(axes, "", "accuracy less FedAvg's\n(percentage points)")
     axes.grid(False, axis="x")
     return figure
@@ -178,12 +180,12 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
         for model in ("personal", "global"):
             _sensitivity_line(left, right, found.lines[name], name, model, look)
     values = [x for line in found.lines.values() for x, _ in line]
+    positive = [value for value in values if value > 0]
     for axes, label in ((left, "accuracy, mean over clients (%)"), (right, "numbers in a model's parts (thousands)")):
         _dress(axes, found.key, label)
-        positive = [value for value in values if value > 0]
         if curves.spans_decades(values):
             axes.set_xscale("log")
-        elif min(values) == 0 and len(set(positive)) > 1 and curves.spans_decades(positive):
+        elif min(values) == 0 and positive and curves.spans_decades(positive):
             # By orders of magnitude, and 0 one step before the first of them.
             axes.set_xscale("symlog", linthresh=min(positive), linscale=0.4)
         _tick(axes, sorted(set(values)))
@@ -200,8 +202,7 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
 def _tick(axes: Axes, values: Sequence[float]) -> None:
     """Where there are few, ticks are the values that were tried."""
     if len(values) <= FEW:
-        turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(values) > 4 else {}
-        axes.set_xticks(values, [f"{value:g}" for value in values], **turned)
+        axes.set_xticks(values, [f"{value:g}" for value in values], **(TURNED if len(values) > 4 else {}))
         axes.set_xticks([], minor=True)
 
 
