@@ -19,7 +19,8 @@ import typer.main
 from torch.nn.functional import cross_entropy
 
 import fedslr
-from fedslr import cli, plugins
+from fedslr import cli, config, plugins, schema
+from fedslr.data import DataOptions
 from fedslr.machine import failure
 
 TINY = """
@@ -435,6 +436,21 @@ def test_methods_are_listed(command):
     for name in fedslr.ALGORITHMS:
         assert name in printed
     assert "eta_g = 10  proximal step size" in printed
+
+
+@pytest.mark.parametrize("method", [*fedslr.ALGORITHMS])
+def test_a_recipe_with_every_key_is_the_defaults(command, tmp_path, method):
+    code, printed, _ = command("recipe", method)
+    assert code == 0
+    (tmp_path / "mine.toml").write_text(printed)
+    assert config.read(tmp_path / "mine.toml") == config.parse({"algorithm": {"name": method}})
+    told = {line.removeprefix("# ").split(" = ")[0].split(" =")[0] for line in printed.splitlines()}
+    assert {*config.PLAIN, *schema.fields(DataOptions), *(key for _, key in config.GROUPED.values())} <= told
+
+
+def test_a_recipe_for_no_method(command):
+    code, printed, told = command("recipe", "fedslrr")
+    assert (code, printed) == (2, "") and "did you mean 'fedslr'" in told
 
 
 def test_runs_are_shown_side_by_side(command, recipe, tmp_path):

@@ -201,7 +201,7 @@ def test_gram_matrices_give_the_singular_values(threshold: float) -> None:
     [
         ({}, True, "bf16"), ({}, False, "float32"), ({"engine": "cuda"}, True, "bf16"),
         ({"engine": "eager"}, True, "float32"), ({"precision": "float32"}, True, "float32"),
-        ({"precision": "tf32", "engine": "eager"}, False, "tf32"),
+        ({"precision": "tf32", "engine": "eager"}, False, "tf32"), ({"dtype": "float64"}, True, "float32"),
     ],
 )  # fmt: skip
 def test_products_are_rounded_where_it_pays(
@@ -221,8 +221,14 @@ def test_the_engine_is_refused_without_a_gpu() -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(fedslr.FedslrError, match="engine: got 'cuda'"):
         simulation("fedavg", [8, 8, 8], "cpu", engine="cuda")
-    with pytest.raises(fedslr.FedslrError, match="precision: got 'bf16'"):
+    with pytest.raises(fedslr.FedslrError, match="precision: got 'bf16', which only a GPU has"):
         simulation("fedavg", [8, 8, 8], "cpu", precision="bf16")
+
+
+@pytest.mark.gpu
+def test_double_precision_is_not_rounded() -> None:
+    with pytest.raises(fedslr.FedslrError, match="precision: got 'bf16', but dtype = 'float64' is multiplied exactly"):
+        simulation("fedavg", [8, 8, 8], "cuda", precision="bf16", dtype="float64")
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------

@@ -317,6 +317,14 @@ def algorithms() -> None:
             out_console.print(f"    {option.name} = {default}  {option.help} ({option.kind})", soft_wrap=True)
 
 
+@app.command()
+def recipe(
+    method: Annotated[str, typer.Argument(help="The method it is for.", metavar="[METHOD]")] = "fedslr",
+) -> None:
+    """Print a recipe with every key, its default and what it means: a start for one of your own."""
+    typer.echo(config.template(method), nl=False)
+
+
 shipping.mount(app)
 
 app.add_typer(data.app, name="data")

@@ -112,12 +112,11 @@ class Settings:
     def settled(self) -> Settings:
         """The same with the precision that is `auto` on this machine, as a run folder keeps it.
 
-        The CUDA engine multiplies in bfloat16, the others exactly: training rounded so goes as training in single
-        precision does, see results/precision.
+        The CUDA engine multiplies in bfloat16, the others exactly. What that does to training: results/precision.
         """
         if self.precision != "auto":
             return self
-        fast = self.engine in ("auto", "cuda") and self.torch_device().type == "cuda"
+        fast = self.engine in ("auto", "cuda") and self.dtype == "float32" and self.torch_device().type == "cuda"
         rounded = fast and torch.cuda.is_bf16_supported(including_emulation=False)
         return replace(self, precision="bf16" if rounded else "float32")
 
@@ -149,7 +148,7 @@ KEYS = [*PLAIN, "algorithm", "data", "model", *TABLES, *EXPERIMENT]
 class ModelOptions:
     """A recipe's `model` table."""
 
-    name: Annotated[str, "model"] = "cnn"
+    name: Annotated[str, f"{', '.join(models.MODELS)}, or module:function of your own"] = "cnn"
 
     def __post_init__(self) -> None:
         models.find(self.name)
@@ -368,6 +367,45 @@ def dump(settings: Settings, algorithm: Algorithm[Any, Any], data: Mapping[str, 
     for name, table in tables.items():
         lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in table.items() if v is not None)]
     return "\n".join(lines) + "\n"
+
+
+EXPERIMENTS = """
+# [compare]  # for fedslr compare
+# methods = ["fedslr", "fedavg"]
+# seeds = [0, 1, 2]
+
+# [methods]  # hyperparameters of those it is compared with
+# ditto = { lam = 1.0 }
+
+# [sweep]  # for fedslr sweep: every combination
+# lr = [0.1, 0.01]
+"""
+
+
+def template(method: str) -> str:
+    """A recipe with every key at its default and what it means; those without a default are comments."""
+    algorithm = naming.find(method, "algorithm.name")
+    settings = {option.name: option for option in schema.describe(Settings)}
+    tables: dict[str, list[schema.Option]] = {
+        "": [settings[name] for name in PLAIN],
+        "algorithm": [
+            schema.Option("name", "", naming.name_of(algorithm), "method; fedslr algorithms lists them"),
+            *schema.describe(algorithm),
+        ],
+        "data": schema.describe(DataOptions),
+        "model": schema.describe(ModelOptions),
+    }
+    for name, keys in TABLES.items():
+        tables[name] = [settings[field]._replace(name=key) for key, field in keys.items()]
+    lines: list[str] = []
+    for name, options in tables.items():
+        lines += ["", f"[{name}]"] if name else []
+        for option in options:
+            unset = option.default is None
+            given = f"# {option.name} =" if unset else f"{option.name} = {toml_value(option.default)}"
+            meaning = "; ".join(filter(None, (option.help, "" if option.kind == "a text" else option.kind)))
+            lines.append(f"{given:<28}  # {meaning}" if meaning else given)
+    return "\n".join(lines) + "\n" + EXPERIMENTS
 
 
 def toml_value(value: str | bool | float) -> str:

@@ -35,7 +35,9 @@ SHARING = ("split", "alpha", "reuse", "samples_per_client", "test_samples")
 class DataOptions:
     """How a dataset is shared out. A recipe's `data` table, and the keywords of `fedslr.load`."""
 
-    name: Annotated[str, "dataset"] = "digits"
+    name: Annotated[
+        str, f"{', '.join([*DATASETS, *FEDERATIONS])}, imagefolder:PATH, npz:PATH, or module:function of your own"
+    ] = "digits"
     root: Annotated[str, "folder that datasets were unpacked to; digits need none"] = "data"
     clients: Annotated[int, countable, "number of clients M"] = 100
     split: Annotated[str, one_of("iid", "dirichlet", "authors"), "how labels are spread over clients"] = "dirichlet"

@@ -35,6 +35,11 @@ def choose(
         raise FedslrError("engine: got 'cuda', but this run is not on a GPU; try auto, or device = 'cuda'")
     if settings.precision not in ("auto", "float32") and not on_gpu:
         raise FedslrError(f"precision: got '{settings.precision}', which only a GPU has; expected auto or float32")
+    if settings.precision in ("tf32", "bf16") and settings.dtype != "float32":
+        raise FedslrError(
+            f"precision: got '{settings.precision}', but dtype = '{settings.dtype}' is multiplied exactly; "
+            "expected auto or float32"
+        )
     if settings.compile and (on_gpu or settings.engine == "eager"):
         why = "a GPU's engine compiles by itself" if on_gpu else "engine = 'eager' runs methods as they are written"
         raise FedslrError(f"compile: got true, but {why}; expected false")
@@ -53,7 +58,7 @@ def choose(
     return Batched(*run, examples=examples, usual=usual) if together else Eager(*run)
 
 
-SMALL = 2**20
+SMALL = 2**22
 """Numbers in the models of a cohort up to which a CPU trains them faster together."""
 
 FEW = 4
