@@ -15,6 +15,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import report
 from fedslr.metrics import LATE
 
 
@@ -121,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.call(main)

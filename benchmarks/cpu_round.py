@@ -182,4 +182,4 @@ def gap(model: nn.Module, simulation: Simulation) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    report.call(main)

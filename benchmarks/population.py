@@ -1,12 +1,13 @@
 """What a round costs when there are 100, 1,000, 10,000 and 100,000 clients and ten of them train.
 
-    python benchmarks/population.py --json results/benchmarks/population.json
+    python benchmarks/population.py --trained --json results/benchmarks/population.json
 
 FedSLR, the CNN on digits, 20 samples per client (clients share samples), states on disk, a checkpoint every ten rounds.
 Every population has a process of its own, so that its memory is its own; they make their rounds in turn, so that
 whatever else the machine does slows all of them alike. The first ten are not counted: the checkpoint after them hashes
 all data, once. In so few rounds only some of the clients train; with
---trained all of them have a state on disk, and are in the checkpoint, before the first round that counts.
+--trained all of them have a state on disk, and are in the checkpoint, before the first round that counts (many names of
+a few files, so what is read is in the system's cache).
 """
 
 from __future__ import annotations
@@ -128,6 +129,10 @@ def main() -> None:
     parser.add_argument("--json", help="also write the figures to this file")
     parser.add_argument("--work", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.rounds < WARM + 2:
+        parser.error(f"--rounds: the first {WARM} and the last do not count; expected {WARM + 2} or more")
+    if min(args.clients) < COHORT:
+        parser.error(f"--clients: {COHORT} of them train in a round; expected {COHORT} or more")
     if args.work:
         work(args.work, args.rounds, args.trained)
         return
@@ -162,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.call(main)

@@ -13,6 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+import report
 from fedslr.report.colours import PALETTE
 
 Points = list[tuple[int, float, float]]
@@ -58,6 +59,9 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=200)
     options.add_argument("--out", help="where to draw the figure")
     given = options.parse_args()
+    for run in given.runs:
+        if "=" not in run:
+            options.error(f"got '{run}', expected NAME=FOLDER")
     runs = {name: points(Path(folder), given.rounds) for name, folder in (run.split("=", 1) for run in given.runs)}
     print(table(runs))
     if given.out:
@@ -65,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.call(main)

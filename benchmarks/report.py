@@ -6,10 +6,32 @@ import datetime
 import json
 import platform
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from fedslr.errors import FedslrError
+from fedslr.store import write_durably
+
+
+def call(main: Callable[[], None]) -> None:
+    """Run a benchmark: what is wrong with its options is said in a line, and ctrl-C is no accident."""
+    try:
+        main()
+    except (FedslrError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+def require_gpu() -> None:
+    if not torch.cuda.is_available():
+        raise FedslrError("this benchmark measures a GPU, and there is none")
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -36,11 +58,17 @@ def machine() -> dict[str, Any]:
     }
 
 
+def write(name: str, found: dict[str, Any], path: str | None) -> None:
+    """What was found, and on what machine, where that was asked for."""
+    if path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_durably(Path(path), (json.dumps({"benchmark": name, **machine(), **found}, indent=1) + "\n").encode())
+
+
 def finish(name: str, rows: list[dict[str, Any]], path: str | None) -> None:
     """Print everything once more, and write it where that was asked for."""
     print()
     show(rows)
+    write(name, {"rows": rows}, path)
     if path:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps({"benchmark": name, **machine(), "rows": rows}, indent=1) + "\n")
         print(f"written to {path}")

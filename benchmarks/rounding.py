@@ -7,11 +7,15 @@ Two runs of the same seed drift apart by rounding alone, and keep a distance for
 precision tells nothing. So every precision has several, from starts that differ in the last digits, and means stand
 beside the deviations within each precision. Figures are the global model's accuracy in %, the mean over
 the evaluations of the second half of the rounds (the personal models' where a method has no global one).
+
+What is in the file already, from the same recipe, is not run again: the command can be stopped between two runs,
+and more starts can be asked for later.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +29,7 @@ from fedslr import config, models
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
+from fedslr.errors import FedslrError
 
 STEP = 1e-6
 """Relative distance between starts: some units in the last place of single precision."""
@@ -44,6 +49,36 @@ def evaluations(federation: Federation, recipe: config.Recipe, method: str, star
             yield record.round, 100 * found
 
 
+def rows(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for every method and precision: the mean of its runs' late accuracies, and how far they are apart."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        half = run["evaluations"][-1][0] // 2
+        late = statistics.fmean(accuracy for round, accuracy in run["evaluations"] if round > half)
+        found.setdefault((run["method"], run["precision"]), []).append(late)
+    return [
+        {
+            "method": method,
+            "precision": precision,
+            "starts": len(late),
+            "accuracy": statistics.fmean(late),
+            "deviation": statistics.stdev(late) if len(late) > 1 else None,
+        }
+        for (method, precision), late in found.items()
+    ]
+
+
+def kept(path: str | None, recipe: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs of a file, if it is of this recipe."""
+    if path is None or not Path(path).exists():
+        return []
+    there = json.loads(Path(path).read_text())
+    if there.get("recipe") != recipe:
+        raise FedslrError(f"--json: {path} is of another recipe or other options; name another file")
+    runs: list[dict[str, Any]] = there["runs"]
+    return runs
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("recipe", type=Path)
@@ -53,36 +88,28 @@ def main() -> None:
     options.add_argument("--starts", type=int, default=4)
     options.add_argument("--rounds", type=int, default=100)
     options.add_argument("--every", type=int, default=5, help="rounds from one evaluation to the next")
-    options.add_argument("--json", help="where to write the figures")
+    options.add_argument("--json", help="where to write the figures, and to find those of runs already made")
     given = options.parse_args()
     if given.starts < 2:
         options.error("--starts: one run has no deviation; expected 2 or more")
-    recipe = config.read(given.recipe, given.set)
+    recipe = config.read(given.recipe, [*given.set, f"rounds={given.rounds}", f"evaluate.every={given.every}"])
+    asked = {k: v for k, v in recipe.to_table().items() if k not in ("algorithm", "precision", "device")}
+    asked["data"].pop("root")
+    runs = kept(given.json, asked)
+    done = {(run["method"], run["precision"], run["start"]) for run in runs}
     federation = share_out(recipe.data)
-    rows: list[dict[str, Any]] = []
     for method in given.methods:
         for precision in given.precisions:
-            asked = replace(recipe.settings, rounds=given.rounds, evaluate_every=given.every, precision=precision)
-            means = []
+            changed = replace(recipe, settings=replace(recipe.settings, precision=precision))
             for start in range(given.starts):
-                found = list(evaluations(federation, replace(recipe, settings=asked), method, start))
-                late = [accuracy for round, accuracy in found if round > given.rounds // 2]
-                means.append(statistics.fmean(late))
+                if (method, precision, start) in done:
+                    continue
+                found = list(evaluations(federation, changed, method, start))
                 print(method, precision, f"start {start}:", *(f"{a:.2f}" for _, a in found), flush=True)
-            rows.append(
-                {
-                    "method": method,
-                    "precision": precision,
-                    "starts": given.starts,
-                    "rounds": given.rounds,
-                    "accuracy": statistics.fmean(means),
-                    "deviation": statistics.stdev(means),
-                    "means": means,
-                }
-            )
-            report.show([{k: v for k, v in row.items() if k != "means"} for row in rows])
-    report.finish("rounding", rows, given.json)
+                runs.append({"method": method, "precision": precision, "start": start, "evaluations": found})
+                report.write("rounding", {"recipe": asked, "runs": runs, "rows": rows(runs)}, given.json)
+    report.finish("rounding", rows(runs), None)
 
 
 if __name__ == "__main__":
-    main()
+    report.call(main)
