@@ -450,7 +450,8 @@ def test_a_recipe_with_every_key_is_the_defaults(command, tmp_path, method):
 
 def test_a_recipe_for_no_method(command):
     code, printed, told = command("recipe", "fedslrr")
-    assert (code, printed) == (2, "") and "did you mean 'fedslr'" in told
+    assert (code, printed) == (2, "")
+    assert "did you mean 'fedslr'" in told
 
 
 def test_runs_are_shown_side_by_side(command, recipe, tmp_path):

@@ -167,10 +167,31 @@ def write_images(root: Path, count: int = 5, size: tuple[int, int] = (12, 10)) -
             Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{i}.png")
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["a", "b"], "got 2, but there are 3 classes"),
+        ("abc", "expected a list of texts"),
+        ([1, 2, 3], "expected a list"),
+    ],
+)
+def test_names_of_classes_that_are_none(names, told):
+    client = {"x": np.zeros((3, 2)), "y": [0, 1, 2], "x_test": np.zeros((3, 2)), "y_test": [0, 1, 2]}
+    with pytest.raises(fedslr.FedslrError, match=f"class_names: {told}"):
+        fedslr.Federation.from_arrays([client], 3, class_names=names)
+
+
+def test_names_of_classes_count_them():
+    client = {"x": np.zeros((2, 2)), "y": [1, 2], "x_test": np.zeros((1, 2)), "y_test": [1]}
+    federation = fedslr.Federation.from_arrays([client], class_names=["a", "b", "c", "d"])
+    assert (federation.num_classes, federation.class_names[2]) == (4, "c")
+
+
 def test_image_folders(tmp_path):
     write_images(tmp_path / "flat")
     federation = fedslr.load(f"imagefolder:{tmp_path / 'flat'}", clients=2, split="iid", test_samples=3)
     assert (federation.input_shape, federation.num_classes) == ((3, 10, 12), 3)
+    assert list(federation.class_names) == sorted(p.name for p in (tmp_path / "flat").iterdir())
     assert sum(len(c.y) for c in federation.clients) == 12
     write_images(tmp_path / "two" / "train")
     write_images(tmp_path / "two" / "test", 2)

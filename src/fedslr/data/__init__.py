@@ -105,7 +105,8 @@ def share_out(options: DataOptions, tell: Callable[[str], None] = lambda text: N
             f"data.test_samples: got {size}, too few to follow a client's labels: all test sets are empty"
         )
     padding = data.crop_padding if options.augment else 0
-    return Federation(clients, data.num_classes, options.name, asdict(options), padding, data.normalization)
+    made = asdict(options)
+    return Federation(clients, data.num_classes, options.name, made, padding, data.normalization, data.class_names)
 
 
 def _shares(options: DataOptions, data: Dataset, test_size: int) -> Iterator[tuple[splits.Indices, splits.Indices]]:

@@ -26,6 +26,8 @@ class Dataset(NamedTuple):
     """Zero pixels around an image for random crops; 0 where training images are taken as they are."""
     normalization: Normalization | None = None
     """How 8-bit images become numbers; None where inputs are taken as they are."""
+    class_names: tuple[str, ...] | None = None
+    """What the classes are called, from class 0 on."""
 
     def client(self, train: Indices, test: Indices) -> ClientData:
         """The data of a client that holds these samples."""

@@ -108,6 +108,8 @@ class Federation:
     """Training images are flipped, and cropped after zero-padding by this much; 0 leaves them as they are."""
     normalization: Normalization | None = None
     """How 8-bit images become numbers when they are used; None takes inputs as they are."""
+    class_names: Sequence[str] | None = None
+    """What the classes are called, from class 0 on: for the people who will read a model's answers."""
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -118,6 +120,8 @@ class Federation:
         known = self.clients if isinstance(self.clients, list | tuple) else [first]
         for i, client in enumerate(known):
             _require_alike(i, client, shape, self.num_classes)
+        if self.class_names is not None:
+            _require_names(self.class_names, self.num_classes)
         if self.crop_padding and len(shape) != 3:
             raise FedslrError(
                 f"crop_padding: got {self.crop_padding}, but inputs of shape {list(shape)}; only images (channels, "
@@ -138,14 +142,18 @@ class Federation:
 
     @classmethod
     def from_arrays(
-        cls, clients: Iterable[Mapping[str, Any]], num_classes: int | None = None, name: str = "arrays"
+        cls,
+        clients: Iterable[Mapping[str, Any]],
+        num_classes: int | None = None,
+        name: str = "arrays",
+        class_names: Sequence[str] | None = None,
     ) -> Federation:
         """A federation from your own arrays: one mapping per client with `x`, `y`, `x_test` and `y_test`.
 
         Arrays are numpy arrays, tensors or lists; the first axis counts samples, and clients may hold different numbers
         of them. Inputs of all clients have one shape; 8-bit images stay as they are until they are
         used, as numbers from 0 to 1. Labels are whole numbers from 0; their number of classes is taken from the data
-        unless it is given.
+        unless it, or what the classes are called, is given.
         """
         if not isinstance(clients, Iterable):
             raise FedslrError(f"clients: got a {type(clients).__name__}, expected one mapping of arrays per client")
@@ -161,8 +169,17 @@ class Federation:
             )
         if any(kind.is_floating_point for kind in kinds):
             made = [replace(c, x=_as_float(c.x), x_test=_as_float(c.x_test)) for c in made]
+        if num_classes is None and class_names is not None:
+            num_classes = len(class_names)
         classes = num_classes if num_classes is not None else _count_classes(made)
-        return cls(made, classes, name, normalization=UNIT if eight_bit else None)
+        return cls(made, classes, name, normalization=UNIT if eight_bit else None, class_names=class_names)
+
+
+def _require_names(names: Sequence[str], classes: int) -> None:
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise FedslrError("class_names: expected a list of texts, one for every class")
+    if len(names) != classes:
+        raise FedslrError(f"class_names: got {len(names)}, but there are {classes} classes; expected one for each")
 
 
 def _count_classes(clients: Sequence[ClientData]) -> int:

@@ -43,10 +43,17 @@ Report = Callable[[int, int], None]
 _report: ContextVar[Report] = ContextVar("report", default=lambda done, total: None)
 
 
-def pooled(arrays: cache.Arrays, classes: int, normalization: Normalization, crop_padding: int = 0) -> Dataset:
+def pooled(
+    arrays: cache.Arrays,
+    classes: int,
+    normalization: Normalization,
+    crop_padding: int = 0,
+    names: Sequence[str] | None = None,
+) -> Dataset:
     """8-bit images, with a hundred test samples for a client."""
     x, y, x_test, y_test = (torch.from_numpy(np.ascontiguousarray(arrays[part])) for part in PARTS)
-    return Dataset(x, y, x_test, y_test, classes, 100, crop_padding, normalization)
+    called = None if names is None else tuple(names)
+    return Dataset(x, y, x_test, y_test, classes, 100, crop_padding, normalization, called)
 
 
 # --- CIFAR ----------------------------------------------------------------------------------------------------------
@@ -112,6 +119,7 @@ class Layout(NamedTuple):
     python: tuple[str, tuple[str, ...], str]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
+    names: tuple[str, ...] | None = None
 
 
 CIFAR10 = Layout(
@@ -119,6 +127,7 @@ CIFAR10 = Layout(
     ("cifar-10-batches-bin", tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
     ("cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
     (0.491, 0.482, 0.447), (0.247, 0.243, 0.262),
+    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )  # fmt: skip
 CIFAR100 = Layout(
     100, 2, "fine_labels",
@@ -150,7 +159,7 @@ def _cifar(name: str, root: Path, layout: Layout) -> Dataset:
         return {"x": np.concatenate(x), "y": np.concatenate(y), "x_test": x_test, "y_test": y_test}
 
     arrays = cache.kept(root, name, root, [folder / file for file in (*train, test)], decode_all)
-    return pooled(arrays, layout.classes, Normalization(layout.mean, layout.deviation), crop_padding=4)
+    return pooled(arrays, layout.classes, Normalization(layout.mean, layout.deviation), 4, layout.names)
 
 
 def cifar10(root: Path) -> Dataset:
@@ -307,4 +316,4 @@ def tinyimagenet(root: Path) -> Dataset:
         return {"x": x, "y": labels, "x_test": x_test, "y_test": test_labels}
 
     arrays = cache.kept(root, "tinyimagenet", folder, [*paths, *test_paths, annotations], decode_all)
-    return pooled(arrays, len(names), Normalization((0.5,), (0.5,)), crop_padding=8)
+    return pooled(arrays, len(names), Normalization((0.5,), (0.5,)), 8, names)

@@ -65,7 +65,7 @@ def image_folder(root: Path) -> Dataset:
     home = root.resolve()
     arrays = cache.kept(home.parent, f"imagefolder-{home.name}", root, [*train, *test], decode)
     mean, deviation = (tuple(arrays[name].tolist()) for name in ("mean", "deviation"))
-    return pooled(arrays, len(names), Normalization(mean, deviation))
+    return pooled(arrays, len(names), Normalization(mean, deviation), names=names)
 
 
 def channel_statistics(images: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

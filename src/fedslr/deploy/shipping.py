@@ -80,6 +80,7 @@ def _origin(
     about: dict[str, Any] = {
         "input_shape": list(asked.options.shape),
         "classes": asked.options.classes,
+        "class_names": None,
         "normalization": UNIT._asdict() if inputs == EIGHT_BIT else None,
         "method": recipe.algorithm.name,
         "dataset": DEPLOYED,

@@ -73,7 +73,8 @@ def card(facts: Facts) -> str:
                 f"```python\n{run}\n```",
                 f"`inputs` is a batch of shape {_shape(about['model']['input_shape'])} of {escaped(about['dtype'])}. "
                 f"{_scaled(about['dataset'], about['normalization'])} "
-                "`scores` has one number per class; the largest is the answer.",
+                f"`scores` has one number per class{_called(about['model']['class_names'])}; "
+                "the largest is the answer.",
                 "## Layers",
                 _layers(about["forms"], about["layers"]),
                 "The answers of this file differ from those of the dense model by at most "
@@ -120,6 +121,11 @@ def _scaled(dataset: str, normalization: Mapping[str, Any] | None) -> str:
         return SCALING if dataset == "digits" else f"They are given as the data were{eight_bit}."
     mean, deviation = (", ".join(f"{v:g}" for v in normalization[k]) for k in ("mean", "deviation"))
     return f"Pixels p from 0 to 255 are given as (p/255 − mean)/deviation, with mean {mean} and deviation {deviation}."
+
+
+def _called(names: Sequence[str] | None) -> str:
+    """The classes in their order."""
+    return "" if names is None else ": " + ", ".join(f"{i} {escaped(name)}" for i, name in enumerate(names))
 
 
 def _layers(forms: Mapping[str, str], layers: int) -> str:

@@ -188,6 +188,7 @@ def about(result: Result) -> dict[str, Any]:
     return {
         "input_shape": list(federation.input_shape),
         "classes": federation.num_classes,
+        "class_names": None if federation.class_names is None else list(federation.class_names),
         "normalization": None if normalization is None else normalization._asdict(),
         "method": summary["algorithm"],
         **{key: summary[key] for key in ("dataset", "clients", "rounds", "seed")},
@@ -204,6 +205,7 @@ def describe(known: Mapping[str, Any], chosen: Source, plan: Forms) -> dict[str,
             "class": type(chosen.model).__name__,
             "input_shape": known["input_shape"],
             "classes": known["classes"],
+            "class_names": known["class_names"],
         },
         "dtype": str(next(chosen.model.parameters()).dtype).removeprefix("torch."),
         "normalization": known["normalization"],
@@ -224,7 +226,7 @@ def _written(chosen: Source, plan: Forms, about: dict[str, Any], format: str) ->
     if format == "torch":
         data = programs.torch_bytes(made, chosen.x)
         return data, numbers, programs.torch_answers(data)
-    data = programs.onnx_bytes(made, chosen.x)
+    data = programs.with_class_names(programs.onnx_bytes(made, chosen.x), about["model"]["class_names"])
     return data, numbers, programs.onnx_answers(data)
 
 

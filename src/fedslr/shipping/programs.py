@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -121,6 +122,18 @@ def onnx_bytes(model: nn.Module, x: Tensor) -> bytes:
         data: bytes = made.SerializeToString()
         _require_any_batch(onnx_answers(data), x)
     return data
+
+
+def with_class_names(data: bytes, names: Sequence[str] | None) -> bytes:
+    """An ONNX file that also says what its classes are called: JSON, in its metadata under `classes`."""
+    if names is None:
+        return data
+    import onnx
+
+    made = onnx.load_model_from_string(data)
+    made.metadata_props.add(key="classes", value=json.dumps(list(names), ensure_ascii=False))
+    named: bytes = made.SerializeToString()
+    return named
 
 
 def _forget_origins(part: Any) -> None:
