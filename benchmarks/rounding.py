@@ -15,10 +15,11 @@ and more starts can be asked for later.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,13 @@ def kept(path: str | None, recipe: dict[str, Any]) -> list[dict[str, Any]]:
     """The runs of a file, if it is of this recipe."""
     if path is None or not Path(path).exists():
         return []
-    there = json.loads(Path(path).read_text())
-    if there.get("recipe") != recipe:
+    try:
+        there = json.loads(Path(path).read_text())
+        known, runs = there["recipe"], list(there["runs"])
+    except (ValueError, KeyError, TypeError):
+        raise FedslrError(f"--json: {path} is no file of this benchmark; name another") from None
+    if known != recipe:
         raise FedslrError(f"--json: {path} is of another recipe or other options; name another file")
-    runs: list[dict[str, Any]] = there["runs"]
     return runs
 
 
@@ -92,22 +96,24 @@ def main() -> None:
     given = options.parse_args()
     if given.starts < 2:
         options.error("--starts: one run has no deviation; expected 2 or more")
-    recipe = config.read(given.recipe, [*given.set, f"rounds={given.rounds}", f"evaluate.every={given.every}"])
+    changes = [*given.set, f"rounds={given.rounds}", f"evaluate.every={given.every}"]
+    recipes = {p: config.read(given.recipe, [*changes, f"precision={p}"]) for p in given.precisions}
+    recipe = next(iter(recipes.values()))
     asked = {k: v for k, v in recipe.to_table().items() if k not in ("algorithm", "precision", "device")}
     asked["data"].pop("root")
+    asked["methods"] = {name: asdict(recipe.method(name)) for name in given.methods}  # type: ignore[call-overload]
     runs = kept(given.json, asked)
     done = {(run["method"], run["precision"], run["start"]) for run in runs}
+    report.write("rounding", {"recipe": asked, "runs": runs, "rows": rows(runs)}, given.json)
     federation = share_out(recipe.data)
-    for method in given.methods:
-        for precision in given.precisions:
-            changed = replace(recipe, settings=replace(recipe.settings, precision=precision))
-            for start in range(given.starts):
-                if (method, precision, start) in done:
-                    continue
-                found = list(evaluations(federation, changed, method, start))
-                print(method, precision, f"start {start}:", *(f"{a:.2f}" for _, a in found), flush=True)
-                runs.append({"method": method, "precision": precision, "start": start, "evaluations": found})
-                report.write("rounding", {"recipe": asked, "runs": runs, "rows": rows(runs)}, given.json)
+    for method, (precision, changed), start in itertools.product(given.methods, recipes.items(), range(given.starts)):
+        if (method, precision, start) in done:
+            continue
+        found = list(evaluations(federation, changed, method, start))
+        print(method, precision, f"start {start}:", *(f"{a:.2f}" for _, a in found), flush=True)
+        made = {"method": method, "precision": precision, "start": start, "evaluations": found}
+        runs.append({**made, **{k: v for k, v in report.machine().items() if k in ("date", "commit", "card")}})
+        report.write("rounding", {"recipe": asked, "runs": runs, "rows": rows(runs)}, given.json)
     report.finish("rounding", rows(runs), None)
 
 

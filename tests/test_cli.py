@@ -448,6 +448,39 @@ def test_a_recipe_with_every_key_is_the_defaults(command, tmp_path, method):
     assert {*config.PLAIN, *schema.fields(DataOptions), *(key for _, key in config.GROUPED.values())} <= told
 
 
+OWN = """
+from dataclasses import dataclass
+from typing import Annotated
+from fedslr import FedAvg
+from fedslr.schema import positive
+
+@dataclass(frozen=True)
+class Own(FedAvg):
+    name = "own"
+    pull: Annotated[float, positive, "how hard\\nit pulls"] = 0.5
+    cap: float = float("inf")
+    word: str = "a \\x7f"
+"""
+
+
+def test_a_recipe_for_a_method_of_ones_own(command, tmp_path, monkeypatch):
+    """Help of several lines, and defaults that TOML has no words for."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe_method.py").write_text(OWN)
+    code, printed, _ = command("recipe", "recipe_method:Own")
+    assert code == 0
+    table = tomllib.loads(printed)
+    assert table["algorithm"] == {"name": "recipe_method:Own", "pull": 0.5}
+    assert "# how hard it pulls; a number above 0" in printed
+    assert "\n# cap =" in printed
+
+
+def test_a_recipe_is_utf8_wherever_it_is_written(tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "cp1252"}
+    done = subprocess.run([sys.executable, "-m", "fedslr", "recipe"], capture_output=True, env=environment, check=True)
+    assert "½‖v‖²" in done.stdout.decode("utf-8")
+
+
 def test_a_recipe_for_no_method(command):
     code, printed, told = command("recipe", "fedslrr")
     assert (code, printed) == (2, "")

@@ -122,3 +122,10 @@ def test_a_setting_that_an_older_run_does_not_name_has_its_default():
     assert difference({"checkpoint": {"minutes": 5}, "memory_budget": "1GB"}) is None
     assert difference({"precision": "bf16"}) == 'precision was "float32", now "bf16"'
     assert difference({"evaluate": {"clients": 3}}) == "evaluate.clients was null, now 3"
+
+
+def test_double_precision_goes_on_whatever_its_products_were_called():
+    old, new = (config.parse({"dtype": "float64", "precision": p}).to_toml() for p in ("bf16", "float32"))
+    assert config.difference(old, new, "fedslr") is None
+    single = new.replace("float64", "float32")
+    assert config.difference(old, single, "fedslr") == 'dtype was "float64", now "float32"'

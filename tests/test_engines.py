@@ -494,7 +494,8 @@ def test_auto_goes_by_the_size_of_the_work():
 
     assert chosen(RAGGED, mlp())
     assert not chosen(RAGGED, mlp(), clients_per_round=3)
-    assert not chosen(RAGGED, nn.Linear(1000, 1000))
+    assert chosen([8] * 5, nn.Linear(2**10, 2**22 // 5 // 2**10 - 1))
+    assert not chosen([8] * 5, nn.Linear(2**10, 2**22 // 5 // 2**10 + 1))
     assert not chosen([400, 3, 3, 3, 3], mlp())
     # All batches of a round are in memory at once: five clients, three passes over 8 samples.
     assert chosen([8] * 5, mlp(), sample=2**28 // 120, epochs=2, personal_epochs=1)

@@ -322,7 +322,11 @@ def recipe(
     method: Annotated[str, typer.Argument(help="The method it is for.", metavar="[METHOD]")] = "fedslr",
 ) -> None:
     """Print a recipe with every key, its default and what it means: a start for one of your own."""
-    typer.echo(config.template(method), nl=False)
+    made = config.template(method)
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.isatty():
+        # Recipes are read as UTF-8, whatever this machine writes otherwise.
+        sys.stdout.reconfigure(encoding="utf-8")
+    typer.echo(made, nl=False)
 
 
 shipping.mount(app)

@@ -61,7 +61,7 @@ class Settings:
     engine: Annotated[str, one_of("auto", "eager", "batched", "cuda"), "how a cohort is trained"] = "auto"
     compile: Annotated[bool, "compile local training for a CPU; pays off in long runs"] = False
     precision: Annotated[
-        str, one_of("auto", "float32", "tf32", "bf16"), "of products on a GPU; auto: bf16 where the card has it"
+        str, one_of("auto", "float32", "tf32", "bf16"), "of float32 products on a GPU; auto: bf16 where it has it"
     ] = "auto"
     store: Annotated[str, one_of("memory", "disk"), "where clients' states live while the run goes on"] = "memory"
     memory_budget: Annotated[
@@ -379,6 +379,8 @@ EXPERIMENTS = """
 
 # [sweep]  # for fedslr sweep: every combination
 # lr = [0.1, 0.01]
+
+# [federation]  # for fedslr federation start: see docs/deploy.md
 """
 
 
@@ -389,7 +391,7 @@ def template(method: str) -> str:
     tables: dict[str, list[schema.Option]] = {
         "": [settings[name] for name in PLAIN],
         "algorithm": [
-            schema.Option("name", "", naming.name_of(algorithm), "method; fedslr algorithms lists them"),
+            schema.Option("name", "", naming.name_of(algorithm), "fedslr algorithms lists ours; or module:Class"),
             *schema.describe(algorithm),
         ],
         "data": schema.describe(DataOptions),
@@ -401,11 +403,20 @@ def template(method: str) -> str:
     for name, options in tables.items():
         lines += ["", f"[{name}]"] if name else []
         for option in options:
-            unset = option.default is None
-            given = f"# {option.name} =" if unset else f"{option.name} = {toml_value(option.default)}"
+            given = _as_line(option)
             meaning = "; ".join(filter(None, (option.help, "" if option.kind == "a text" else option.kind)))
-            lines.append(f"{given:<28}  # {meaning}" if meaning else given)
+            lines.append(f"{given:<28}  # {' '.join(meaning.split())}" if meaning else given)
     return "\n".join(lines) + "\n" + EXPERIMENTS
+
+
+def _as_line(option: schema.Option) -> str:
+    """A key and its default; a comment where it has none, or one that TOML cannot say."""
+    line = f"{option.name} = {toml_value(option.default)}" if option.default is not None else ""
+    try:
+        said = tomllib.loads(line)
+    except ValueError:
+        said = {}
+    return line if said == {option.name: option.default} else f"# {option.name} ="
 
 
 def toml_value(value: str | bool | float) -> str:
@@ -430,7 +441,7 @@ def lasting(algorithm: Algorithm[Any, Any]) -> list[str]:
 def difference(old: str, new: str, called: str, fixed: Collection[str] = ()) -> str | None:
     """The first key that forbids going on from one dumped recipe to another, with both values; None if none does.
 
-    `called` is what the method is called now.
+    `called` is what the method is called now. Double precision was always multiplied exactly, whatever was written.
 
     A setting that one of them lacks, having been written before there was such a setting, is what it was then: its
     default, but for those in `FORMER`.
@@ -438,6 +449,8 @@ def difference(old: str, new: str, called: str, fixed: Collection[str] = ()) -> 
     defaults = {dotted(option.name): option.default for option in schema.describe(Settings)} | FORMER
     before, after = ({**defaults, **flatten(tomllib.loads(text))} for text in (old, new))
     allowed = {dotted(k) for k in RESUMABLE} - set(fixed)
+    if before.get("dtype") == "float64":
+        allowed.add("precision")
     for key in sorted(before.keys() | after.keys(), key=lambda key: (key != "algorithm.name", key)):
         if key == "algorithm.name" and naming.are_same(str(before.get(key)), str(after.get(key)), called):
             continue

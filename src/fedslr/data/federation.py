@@ -170,15 +170,18 @@ class Federation:
         if any(kind.is_floating_point for kind in kinds):
             made = [replace(c, x=_as_float(c.x), x_test=_as_float(c.x_test)) for c in made]
         if num_classes is None and class_names is not None:
-            num_classes = len(class_names)
+            _require_names(class_names)
+            highest = max(int(y.max()) for c in made for y in (c.y, c.y_test) if len(y))
+            num_classes = max(len(class_names), highest + 1)
         classes = num_classes if num_classes is not None else _count_classes(made)
         return cls(made, classes, name, normalization=UNIT if eight_bit else None, class_names=class_names)
 
 
-def _require_names(names: Sequence[str], classes: int) -> None:
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+def _require_names(names: Any, classes: int | None = None) -> None:
+    listed = isinstance(names, Sequence | np.ndarray) and not isinstance(names, str)
+    if not listed or not all(isinstance(name, str) for name in names):
         raise FedslrError("class_names: expected a list of texts, one for every class")
-    if len(names) != classes:
+    if classes is not None and len(names) != classes:
         raise FedslrError(f"class_names: got {len(names)}, but there are {classes} classes; expected one for each")
 
 

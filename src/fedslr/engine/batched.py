@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -171,10 +172,13 @@ def may_be_vmaps(error: Exception) -> bool:
 def batchable() -> Iterator[None]:
     """What `torch.vmap` cannot do, it says in errors of no kind and no words of their own.
 
-    An error that is the model's or the method's own comes again when clients train one after another.
+    An error that is the model's or the method's own comes again when clients train one after another. What it does
+    more slowly than it might is no matter for people who write no PyTorch.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented")
+            yield
     except (RuntimeError, ValueError) as error:
         if "CUDA" in str(error) or "memory" in str(error):
             raise

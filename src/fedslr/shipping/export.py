@@ -188,12 +188,17 @@ def about(result: Result) -> dict[str, Any]:
     return {
         "input_shape": list(federation.input_shape),
         "classes": federation.num_classes,
-        "class_names": None if federation.class_names is None else list(federation.class_names),
+        "class_names": None if federation.class_names is None else [readable(name) for name in federation.class_names],
         "normalization": None if normalization is None else normalization._asdict(),
         "method": summary["algorithm"],
         **{key: summary[key] for key in ("dataset", "clients", "rounds", "seed")},
         "rounds_left": result.rounds_left,
     }
+
+
+def readable(name: str) -> str:
+    """A name as text: a folder's may have bytes that are none."""
+    return name.encode("utf-8", "replace").decode()
 
 
 def describe(known: Mapping[str, Any], chosen: Source, plan: Forms) -> dict[str, Any]:
