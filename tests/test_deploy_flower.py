@@ -25,7 +25,7 @@ from deployed import SIZES, Federation, recipe
 from fedslr import tree, wire
 from fedslr.deploy import options
 from fedslr.deploy.ledger import Ledger
-from fedslr.errors import FedslrError, TakenError
+from fedslr.errors import FedslrError, TakenError, WireError
 from fedslr.record import Record, is_taken, lock, read_records
 from fedslr.store import plain, restore
 
@@ -317,6 +317,22 @@ def test_certificates_name_the_host(host, tmp_path):
 # --- the command line -----------------------------------------------------------------------------------------------
 
 
+def test_status_says_whom_the_first_round_waits_for(tmp_path, command):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
+    server = federation.server(federation.asked)
+    wait = f"0 of {len(SIZES)} clients have joined; the first round waits for the others"
+    assert wait in command("federation", "status", tmp_path / "run")[1]
+    next(server.rounds())
+    assert "have joined" not in command("federation", "status", tmp_path / "run")[1]
+    server.folder.close()
+
+
+def test_a_client_whose_key_is_missing_is_not_said_to_have_another(tmp_path):
+    registered = flower._registered(str(tmp_path / "nowhere"))
+    with pytest.raises(WireError, match=r"client 3, whose key nobody can tell: federation.keys: .*nowhere/3.pub"):
+        registered(3)
+
+
 def test_status_says_whether_a_server_is_at_work(tmp_path, command):
     federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
     server = federation.server(federation.asked)
@@ -398,6 +414,10 @@ def test_status_remove_release_and_predict(tmp_path, command):
     assert code == 0
     assert "2 of 2 rounds are done" in out
     assert "client 4: node key-4, 7 samples" in out
+    (tmp_path / "run" / "summary.json").touch()
+    assert command("federation", "resume", tmp_path / "run")[:2] == (
+        0, "all 2 rounds are done; there is nothing to go on with\n"
+    )  # fmt: skip
     assert command("federation", "remove", tmp_path / "run", 3)[0] == 0
     assert command("federation", "release", tmp_path / "run", 2)[0] == 0
     assert command("federation", "remove", tmp_path / "run", 4)[0] == 0

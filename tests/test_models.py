@@ -129,6 +129,11 @@ def test_unused_parameters_are_told_of():
     ]
 
 
+def test_more_scores_than_classes_are_told_of():
+    told = models.check(nn.Linear(6, 5), TABLE, nn.functional.cross_entropy)
+    assert told == ["model: it gives 5 scores where there are 3 classes"]
+
+
 def test_peoples_data_stay_as_they_are():
     x = torch.randn(5, 6)
     data = {"x": x, "y": torch.tensor([0, 1, 2, 0, 1]), "x_test": x.clone(), "y_test": torch.tensor([0, 1, 2, 0, 1])}

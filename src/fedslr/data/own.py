@@ -84,7 +84,8 @@ def _classes(folder: Path) -> list[str]:
         raise FedslrError(f"data.name: {folder} is no folder; expected one with a folder of images for every class")
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not _hidden(p))
     if len(names) < 2:
-        raise FedslrError(f"data.name: {folder} has {len(names)} class folders, expected at least two")
+        lacks = "; with train/ there must be test/" if names == ["train"] else ""
+        raise FedslrError(f"data.name: {folder} has {len(names)} class folders, expected at least two{lacks}")
     return names
 
 
@@ -176,7 +177,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise
     except Exception as error:
         reason = "it holds Python objects" if "allow_pickle" in str(error) else str(error).split("\\n")[0]
-        raise FedslrError(f"{path}: cannot be read as npz: {reason}") from None
+        raise FedslrError(f"{path}: cannot be read as npz (arrays that numpy saved): {reason}") from None
 
 
 def _require(

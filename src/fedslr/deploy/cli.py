@@ -101,7 +101,12 @@ def start(
 def resume(out: Run, superlink: Connection = "fedslr") -> None:
     """Go on with a federation from its last finished round, whatever stopped it."""
     require_flower()
-    _ledger(out).close()
+    ledger = _ledger(out)
+    rounds, done = options.from_text(ledger.fact("recipe")).recipe.settings.rounds, ledger.fact("done")
+    ledger.close()
+    if done >= rounds and (out / "summary.json").exists():
+        typer.echo(f"all {rounds} rounds are done; there is nothing to go on with")
+        return
     if is_taken(out):
         typer.echo(f"a server is still at work on it; the new one waits up to {LINGERING:g} seconds for it to end")
     _submit("", out, superlink)
@@ -142,6 +147,9 @@ def status(out: Run) -> None:
         typer.echo(f"client {member.number}: {who}, {member.examples} samples, {last}{leaving}")
     for sender, (number, why) in ledger.refused().items():
         typer.echo(f"did not count: a message of {sender} in round {number}: {why}")
+    joined, awaited = len(ledger.members()), asked.recipe.data.clients
+    if not ledger.fact("done") and joined < awaited:
+        typer.echo(f"{joined} of {awaited} clients have joined; the first round waits for the others")
     if is_taken(out):
         typer.echo("a server is at work on it")
     elif (out / FAILURE).exists():

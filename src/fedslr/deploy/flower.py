@@ -32,7 +32,7 @@ from fedslr.deploy import keys, options
 from fedslr.deploy.messages import ENROL, EVALUATE, TRAIN, Order, digest, quoted
 from fedslr.deploy.node import Data, Node
 from fedslr.deploy.server import FAILURE, LINGERING, Coordinator, finish, open_coordinator
-from fedslr.errors import FedslrError, TakenError
+from fedslr.errors import FedslrError, TakenError, WireError
 from fedslr.store import disk_errors, write_durably
 
 RECORD = "fedslr"
@@ -161,8 +161,7 @@ def _known_key(folder: Path, number: int) -> str:
     try:
         return digest(keys.registered_key(folder, number))
     except FedslrError as error:
-        say(str(error))
-        return "nobody"
+        raise WireError(f"it says it is client {number}, whose key nobody can tell: {error}") from None
 
 
 def asked_for(context: Context) -> options.Deployment | None:

@@ -90,6 +90,8 @@ def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:
         _check_scores(single, 1, federation.num_classes)
     told = _try_to_train(copy.deepcopy(model).train(), loss, x, y)
     _check_samples_are_apart(model, federation)
+    if out.shape[1] > federation.num_classes:
+        told.append(f"model: it gives {out.shape[1]} scores where there are {federation.num_classes} classes")
     return told
 
 

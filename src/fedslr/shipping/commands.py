@@ -36,7 +36,9 @@ def export(
     shared: Annotated[bool, typer.Option("--global", help="The global model instead of a client's.")] = False,
     format: Annotated[str, typer.Option(help="safetensors, torch (torch.export) or onnx.")] = "safetensors",
     purpose: Annotated[str, typer.Option("--for", help="size, or speed as measured on this machine.")] = "size",
-    out: Annotated[Path | None, typer.Option(help="The file. Default: export/ in the run's folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file (.pt2 for torch). Default: export/ in the run's folder.")
+    ] = None,
     batch: Batch = BATCH,
 ) -> None:
     """Write one model of a run to a file that runs without it, with a model card beside it.
