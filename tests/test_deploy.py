@@ -608,6 +608,20 @@ def test_a_node_that_was_taken_in_is_not_reported_any_more(tmp_path):
     assert list(server.ledger.refused()) == ["an unknown node (key-x)"]
 
 
+def test_a_store_that_cannot_be_is_told_to_the_server(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2", "clients_per_round=5"]))
+    server = federation.server(federation.asked)
+    rounds = server.rounds()
+    next(rounds)
+    (tmp_path / "afile").touch()
+    node, said = federation.post.nodes_by_identity["key-2"], []
+    node.store.folder, node.say = tmp_path / "afile" / "store", said.append
+    next(rounds)
+    server.folder.close()
+    assert said[0].startswith(f"store: cannot write to {tmp_path / 'afile' / 'store'}: ")
+    assert any(said[0] in why for _, why in server.ledger.refused().values())
+
+
 def test_numbers_can_be_registered_beforehand(tmp_path):
     """An impostor that comes first gets nothing where numbers have keys."""
     federation, impostor = with_impostor(tmp_path)

@@ -81,13 +81,16 @@ LEDGER = "ledger.sqlite"
 """In the run folder of a deployed federation, instead of a checkpoint."""
 
 
-def lock(folder: Path, shared: bool = False, wait: bool = False, mode: int = 0o777) -> IO[str]:
-    """Take a folder for this process, or for several; the lock goes with the file that is returned."""
+def lock(folder: Path, shared: bool = False, wait: bool = False, mode: int = 0o777, called: str = "out") -> IO[str]:
+    """Take a folder for this process, or for several; the lock goes with the file that is returned.
+
+    `called` is what the folder is to whoever named it.
+    """
     try:
         folder.mkdir(mode, parents=True, exist_ok=True)
         handle = (folder / ".lock").open("a", encoding="utf-8")
     except OSError as error:
-        raise FedslrError(f"out: cannot write to {folder}: {error.strerror}; choose another folder") from error
+        raise FedslrError(f"{called}: cannot write to {folder}: {error.strerror}; choose another folder") from error
     if fcntl is not None:
         try:
             kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX

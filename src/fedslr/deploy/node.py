@@ -81,7 +81,12 @@ class Node:
 
     def handle(self, order: Order) -> Report:
         """Do what is asked; whatever goes wrong is reported, not raised."""
-        with lock(self.store.folder, wait=True, mode=0o700):
+        try:
+            taken = lock(self.store.folder, wait=True, mode=0o700, called="store")
+        except FedslrError as error:
+            self.say(str(error))
+            return self._report(order, status=REFUSED, reason=str(error)[:LONGEST])
+        with taken:
             self.at("received")
             if order.note:
                 self.say(f"the server refused the last message: {order.note}")
