@@ -191,6 +191,7 @@ def test_skew_is_zero_where_all_clients_are_alike(tmp_path):
 
     assert skew(np.full((4, 5), 10)) == {"largest_share": 0.2, "labels_held": 5.0, "distance": 0.0}
     assert skew(np.eye(4) * 7)["distance"] == pytest.approx(0.75)
+    assert extremes(np.array([[1, 3], [3, 1]])) == "every label has 50.0 % of all samples"
     assert extremes(np.array([[1, 8, 1], [4, 2, 4]])) == "label 0 has 25.0 % of all samples, label 1 has 50.0 %"
 
 

@@ -39,6 +39,8 @@ def extremes(counts: np.ndarray[Any, Any]) -> str:
     """Which labels are rarest and most frequent over all clients: classes are not equally hard to tell."""
     pooled = counts.sum(0) / counts.sum()
     low, high = int(pooled.argmin()), int(pooled.argmax())
+    if low == high:
+        return f"every label has {percent(pooled[low])} of all samples"
     return f"label {low} has {percent(pooled[low])} of all samples, label {high} has {percent(pooled[high])}"
 
 
