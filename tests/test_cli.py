@@ -442,7 +442,7 @@ def test_methods_are_listed(command):
 def test_a_recipe_with_every_key_is_the_defaults(command, tmp_path, method):
     code, printed, _ = command("recipe", method)
     assert code == 0
-    (tmp_path / "mine.toml").write_text(printed)
+    (tmp_path / "mine.toml").write_text(printed, "utf-8")
     assert config.read(tmp_path / "mine.toml") == config.parse({"algorithm": {"name": method}})
     told = {line.removeprefix("# ").split(" = ")[0].split(" =")[0] for line in printed.splitlines()}
     assert {*config.PLAIN, *schema.fields(DataOptions), *(key for _, key in config.GROUPED.values())} <= told

@@ -608,6 +608,19 @@ def test_a_node_that_was_taken_in_is_not_reported_any_more(tmp_path):
     assert list(server.ledger.refused()) == ["an unknown node (key-x)"]
 
 
+def test_a_client_that_counts_again_is_not_reported_any_more(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
+    server = federation.server(federation.asked)
+    rounds = server.rounds()
+    next(rounds)
+    for client in range(len(SIZES)):
+        server.ledger.note_refusal(f"client {client} (key-{client})", 1, "it was late")
+    counted = next(rounds).clients
+    server.folder.close()
+    assert 0 < len(counted) < len(SIZES)
+    assert set(server.ledger.refused()) == {f"client {c} (key-{c})" for c in range(len(SIZES)) if c not in counted}
+
+
 def test_a_store_that_cannot_be_is_told_to_the_server(tmp_path):
     federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2", "clients_per_round=5"]))
     server = federation.server(federation.asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -501,6 +502,13 @@ def test_auto_goes_by_the_size_of_the_work():
     assert chosen([8] * 5, mlp(), sample=2**28 // 120, epochs=2, personal_epochs=1)
     assert not chosen([8] * 5, mlp(), sample=2**28 // 120 + 1, epochs=2, personal_epochs=1)
     assert not chosen([8] * 5, mlp(), epochs=10**7)
+
+
+def test_what_vmap_does_slowly_is_not_told():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "There is a performance drop")
+        federation = fedslr.load("digits", clients=4, samples_per_client=8)
+        fedslr.run(fedslr.FedAvg(), federation, model="vit", rounds=1, engine="batched")
 
 
 def test_only_cohorts_are_compiled():

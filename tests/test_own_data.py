@@ -171,14 +171,18 @@ def write_images(root: Path, count: int = 5, size: tuple[int, int] = (12, 10)) -
     ("names", "told"),
     [
         (["a", "b"], "got 2, but there are 3 classes"),
+        ([], "got 0, but there are 3 classes"),
         ("abc", "expected a list of texts"),
         ([1, 2, 3], "expected a list"),
+        (3, "expected a list"),
+        ({"a", "b", "c"}, "expected a list"),
     ],
 )
-def test_names_of_classes_that_are_none(names, told):
+@pytest.mark.parametrize("classes", [3, None])
+def test_names_of_classes_that_are_none(names, told, classes):
     client = {"x": np.zeros((3, 2)), "y": [0, 1, 2], "x_test": np.zeros((3, 2)), "y_test": [0, 1, 2]}
     with pytest.raises(fedslr.FedslrError, match=f"class_names: {told}"):
-        fedslr.Federation.from_arrays([client], 3, class_names=names)
+        fedslr.Federation.from_arrays([client], classes, class_names=names)
 
 
 def test_names_of_classes_count_them():

@@ -369,7 +369,7 @@ def dump(settings: Settings, algorithm: Algorithm[Any, Any], data: Mapping[str, 
     return "\n".join(lines) + "\n"
 
 
-EXPERIMENTS = """
+OTHER_TABLES = """
 # [compare]  # for fedslr compare
 # methods = ["fedslr", "fedavg"]
 # seeds = [0, 1, 2]
@@ -406,7 +406,7 @@ def template(method: str) -> str:
             given = _as_line(option)
             meaning = "; ".join(filter(None, (option.help, "" if option.kind == "a text" else option.kind)))
             lines.append(f"{given:<28}  # {' '.join(meaning.split())}" if meaning else given)
-    return "\n".join(lines) + "\n" + EXPERIMENTS
+    return "\n".join(lines) + "\n" + OTHER_TABLES
 
 
 def _as_line(option: schema.Option) -> str:

@@ -139,18 +139,16 @@ def status(out: Run) -> None:
     counted: dict[int, list[int]] = {}
     for client, number, *_ in ledger.counted():
         counted.setdefault(client, []).append(number + 1)
-    for member in ledger.members().values():
+    members = ledger.members()
+    for member in members.values():
         rounds = counted.get(member.number, [])
         last = f"counted in {len(rounds)} rounds, last in {rounds[-1]}" if rounds else "not counted yet"
         who = "waits for a node" if member.identity is None else f"node {member.identity[:16]}"
         leaving = ", leaving" if member.leaving else ""
         typer.echo(f"client {member.number}: {who}, {member.examples} samples, {last}{leaving}")
-    again = {f"client {client} (": rounds[-1] for client, rounds in counted.items()}
     for sender, (number, why) in ledger.refused().items():
-        if any(sender.startswith(client) and last > number for client, last in again.items()):
-            continue  # what was wrong with it is not any more
         typer.echo(f"did not count: a message of {sender} in round {number}: {why}")
-    joined, awaited = len(ledger.members()), asked.recipe.data.clients
+    joined, awaited = len(members), asked.recipe.data.clients
     if not ledger.fact("done") and joined < awaited:
         typer.echo(f"{joined} of {awaited} clients have joined; the first round waits for the others")
     if is_taken(out):

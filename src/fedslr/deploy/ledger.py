@@ -216,12 +216,13 @@ class Ledger:
             with self.transaction():
                 self._set("refused", dict([*found.items(), (who, (number, why))][-KEPT:]))
 
-    def forget_refusal(self, who: str) -> None:
-        """It was taken in since."""
+    def forget_refusals(self, *senders: str) -> None:
+        """They were taken in, or counted, since."""
         found = self.refused()
-        if found.pop(who, None) is not None:
+        left = {who: why for who, why in found.items() if who not in senders}
+        if left != found:
             with self.transaction():
-                self._set("refused", found)
+                self._set("refused", left)
 
     @contextlib.contextmanager
     def _with_server(self, server: Tree | None, num_clients: int, why: str) -> Iterator[None]:

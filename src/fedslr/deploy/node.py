@@ -82,25 +82,20 @@ class Node:
     def handle(self, order: Order) -> Report:
         """Do what is asked; whatever goes wrong is reported, not raised."""
         try:
-            taken = lock(self.store.folder, wait=True, mode=0o700, called="store")
+            with lock(self.store.folder, wait=True, mode=0o700, called="store"):
+                self.at("received")
+                if order.note:
+                    self.say(f"the server refused the last message: {order.note}")
+                return self._do(order)
+        except StorageError as error:
+            self.say(f"round {order.round + 1}: {error}")
+            return self._report(order, status=REFUSED, reason=str(error)[:LONGEST])
+        except (_Lost, CheckpointError) as lost:
+            self.say(f"round {order.round + 1}: {lost}; asking the server to enrol this node again")
+            return self._report(order, status=LOST, reason=str(lost)[:LONGEST])
         except FedslrError as error:
             self.say(str(error))
             return self._report(order, status=REFUSED, reason=str(error)[:LONGEST])
-        with taken:
-            self.at("received")
-            if order.note:
-                self.say(f"the server refused the last message: {order.note}")
-            try:
-                return self._do(order)
-            except StorageError as error:
-                self.say(f"round {order.round + 1}: {error}")
-                return self._report(order, status=REFUSED, reason=str(error)[:LONGEST])
-            except (_Lost, CheckpointError) as lost:
-                self.say(f"round {order.round + 1}: {lost}; asking the server to enrol this node again")
-                return self._report(order, status=LOST, reason=str(lost)[:LONGEST])
-            except FedslrError as error:
-                self.say(str(error))
-                return self._report(order, status=REFUSED, reason=str(error)[:LONGEST])
 
     def _do(self, order: Order) -> Report:
         if order.kind == ENROL:

@@ -323,6 +323,7 @@ class Coordinator:
         self.at("committed")
         self.done += 1
         self.server, self.members = server, self.ledger.members()
+        self.ledger.forget_refusals(*(_known(c, self.members[c].identity or "") for c in counted))
         self._announce(encoded)
         return record
 
@@ -423,7 +424,7 @@ class Coordinator:
             else:
                 self._take(identity, client, report)
         except WireError as error:
-            who = _unknown(identity) if client is None else f"client {client} ({identity[:16]})"
+            who = _unknown(identity) if client is None else _known(client, identity)
             self.refused.append(f"{who}: {error}")
             self.say(f"a message of {who} does not count: {error}")
             if not isinstance(error, _Stale):
@@ -442,7 +443,7 @@ class Coordinator:
         self._require_inputs(report.inputs)
         if client is None:
             self._admit(identity, report)
-            self.ledger.forget_refusal(_unknown(identity))
+            self.ledger.forget_refusals(_unknown(identity))
         if self.ledger.fact("inputs") is None:
             self.ledger.note_inputs(report.inputs)
         if self.open is not None and report.client in self.open.waiting:
@@ -575,6 +576,10 @@ class Coordinator:
         begun = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - begun
+
+
+def _known(client: int, identity: str) -> str:
+    return f"client {client} ({identity[:16]})"
 
 
 def _unknown(identity: str) -> str:
