@@ -1,12 +1,13 @@
 """Runs of one seed whose starts are a rounding error apart, by the precision of products.
 
     python benchmarks/rounding.py recipes/paper/cifar10-dirichlet.toml --methods fedavg --precisions bf16 tf32 \
-        --starts 4 --rounds 100 --json results/benchmarks/rounding.json
+        --starts 4 --rounds 475 --every 25 --json results/benchmarks/rounding.json --figure results/precision/starts.png
 
 Two runs of the same seed drift apart by rounding alone, and keep a distance for many rounds: one run in either
 precision tells nothing. So every precision has several, from starts that differ in the last digits, and means stand
 beside the deviations within each precision. Figures are the global model's accuracy in %, the mean over
-the evaluations of the second half of the rounds (the personal models' where a method has no global one).
+the evaluations of the second half of the rounds (the personal models' where a method has no global one). The figure
+has the runs of the first method, as distances from their mean.
 
 What is in the file already, from the same recipe, is not run again: the command can be stopped between two runs,
 and more starts can be asked for later.
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 import report
 from fedslr import config, models
@@ -31,6 +34,7 @@ from fedslr.data import share_out
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError
+from fedslr.report.colours import PALETTE
 
 STEP = 1e-6
 """Relative distance between starts: some units in the last place of single precision."""
@@ -69,6 +73,28 @@ def rows(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def draw(runs: list[dict[str, Any]]) -> Figure:
+    """Runs of one method, a line each, by how far they are from the mean of all."""
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    rounds = [round for round, _ in runs[0]["evaluations"]]
+    mean = [statistics.fmean(a for _, a in each) for each in zip(*(run["evaluations"] for run in runs), strict=True)]
+    colours = dict(zip(dict.fromkeys(run["precision"] for run in runs), PALETTE, strict=False))
+    for run in runs:
+        away = [a - b for (_, a), b in zip(run["evaluations"], mean, strict=True)]
+        colour = colours[run["precision"]]
+        axes.plot(rounds, away, color=colour, marker="o", ms=3, lw=1.2)
+        beside = {"xytext": (6 + 14 * list(colours.values()).index(colour), -3), "textcoords": "offset points"}
+        axes.annotate(str(run["start"]), (rounds[-1], away[-1]), color=colour, fontsize=9, **beside)
+    axes.axhline(0, color="0.7", lw=0.8)
+    axes.set(xlabel="round", ylabel="accuracy beyond the mean of all, points")
+    axes.set_xlim(0, rounds[-1] * 1.07)
+    lines = [Line2D([], [], color=colour, marker="o", ms=3, lw=1.2) for colour in colours.values()]
+    axes.legend(lines, list(colours), frameon=False, loc="lower left", title="precision; numbers are starts")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def kept(path: str | None, recipe: dict[str, Any]) -> list[dict[str, Any]]:
     """The runs of a file, if it is of this recipe."""
     if path is None or not Path(path).exists():
@@ -93,6 +119,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=100)
     options.add_argument("--every", type=int, default=5, help="rounds from one evaluation to the next")
     options.add_argument("--json", help="where to write the figures, and to find those of runs already made")
+    options.add_argument("--figure", help="where to draw the runs")
     given = options.parse_args()
     if given.starts < 2:
         options.error("--starts: one run has no deviation; expected 2 or more")
@@ -115,6 +142,9 @@ def main() -> None:
         runs.append({**made, **{k: v for k, v in report.machine().items() if k in ("date", "commit", "card")}})
         report.write("rounding", {"recipe": asked, "runs": runs, "rows": rows(runs)}, given.json)
     report.finish("rounding", rows(runs), None)
+    if given.figure:
+        draw([run for run in runs if run["method"] == given.methods[0]]).savefig(given.figure, dpi=150)
+        print(f"drawn in {given.figure}")
 
 
 if __name__ == "__main__":

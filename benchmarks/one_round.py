@@ -1,0 +1,118 @@
+"""What a round of FedAvg makes of one and the same model, by the precision of products.
+
+    python benchmarks/one_round.py recipes/paper/cifar10-dirichlet.toml --first 41 --last 60 \
+        --json results/benchmarks/one_round.json
+
+A run in TF32 leads; before every round from the first to the last, the others are given its model, train the same
+cohort on the same batches, and are compared with float32: "distance" is that of the two updates, "length" that of one,
+both as shares of the length in float32, and "gain" the accuracy in % beyond that in float32, all models judged in
+TF32. "judged" is what the model trained in a precision has beyond that when it is judged in the same precision.
+Two runs drift apart whatever separates them first (`rounding.py`); this says whether a precision leans to one side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import report
+from fedslr import config, models
+from fedslr.algorithms.fedavg import Server
+from fedslr.data import share_out
+from fedslr.data.federation import Federation
+from fedslr.engine.rounds import Simulation
+from fedslr.types import Params
+
+LEADS, EXACT = "tf32", "float32"
+
+
+class Follower:
+    """A run in one precision that can be put anywhere on the way of another."""
+
+    def __init__(self, federation: Federation, recipe: config.Recipe) -> None:
+        model = models.build(recipe.model.name, federation, recipe.settings.seed)
+        self.run = Simulation(recipe.method("fedavg"), federation, model, recipe.settings)
+
+    @property
+    def model(self) -> Params:
+        shared: Params = self.run.server.w
+        return shared
+
+    def round(self) -> Params:
+        self.run._round()
+        return self.model
+
+    def round_after(self, model: Params, done: int) -> Params:
+        """The model that a round makes of another's. Clients of FedAvg keep nothing: it is all there is to set."""
+        self.run.server = Server({k: x.clone() for k, x in model.items()})
+        self.run.announced, self.run.done = self.run._announced(self.run.server), done
+        self.run._expected = None
+        return self.round()
+
+    @torch.no_grad()
+    def accuracy(self, model: Params) -> float:
+        """The mean over all clients, in %."""
+        found = self.run._evaluate(list(range(self.run.num_clients)), model).global_
+        return 100 * statistics.fmean(x for x in found or [] if x is not None)
+
+
+def apart(before: Params, made: Params, exact: Params) -> tuple[float, float]:
+    """How far an update is from the exact one, and how long, in lengths of that."""
+    pairs = [(made[k] - x, exact[k] - x) for k, x in before.items()]
+    length = math.sqrt(sum(float(b.square().sum()) for _, b in pairs))
+    distance = math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))
+    return distance / length, math.sqrt(sum(float(a.square().sum()) for a, _ in pairs)) / length
+
+
+def rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For every precision means over the rounds, and the standard error of the gain's."""
+    made = []
+    for precision in dict.fromkeys(line["precision"] for line in found):
+        lines = [line for line in found if line["precision"] == precision]
+        mean = {k: statistics.fmean(line[k] for line in lines) for k in ("distance", "length", "gain", "judged")}
+        error = statistics.stdev(line["gain"] for line in lines) / math.sqrt(len(lines)) if len(lines) > 1 else None
+        made.append({"precision": precision, "rounds": len(lines), **mean, "error": error})
+    return made
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("recipe", type=Path)
+    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value in the recipe")
+    options.add_argument("--first", type=int, default=41, help="the first round that is compared")
+    options.add_argument("--last", type=int, default=60)
+    options.add_argument("--json", help="where to write the figures")
+    given = options.parse_args()
+    if not 1 <= given.first <= given.last:
+        options.error("--first, --last: expected rounds counted from 1, the first not after the last")
+    report.require_gpu()
+    changes = [*given.set, f"rounds={given.last + 1}", f"evaluate.every={given.last + 1}"]
+    recipes = {p: config.read(given.recipe, [*changes, f"precision={p}"]) for p in (LEADS, "bf16", EXACT)}
+    federation = share_out(recipes[LEADS].data)
+    runs = {p: Follower(federation, recipe) for p, recipe in recipes.items()}
+    judge, found = runs[LEADS], []
+    for done in range(given.last):
+        before = judge.model
+        made = {LEADS: judge.round()}
+        if done + 1 < given.first:
+            continue
+        made |= {p: run.round_after(before, done) for p, run in runs.items() if p != LEADS}
+        accuracy = {p: judge.accuracy(model) for p, model in made.items()}
+        for p in (LEADS, "bf16"):
+            distance, length = apart(before, made[p], made[EXACT])
+            own = accuracy[p] if p == LEADS else runs[p].accuracy(made[p])
+            figures = {"distance": distance, "length": length, "gain": accuracy[p] - accuracy[EXACT]}
+            found.append({"round": done + 1, "precision": p, **figures, "judged": own - accuracy[p]})
+        print(f"round {done + 1}:", *(f"{p} {a:.2f}" for p, a in accuracy.items()), flush=True)
+        report.write("one_round", {"runs": found, "rows": rows(found)}, given.json)
+    print()
+    report.show(rows(found))
+
+
+if __name__ == "__main__":
+    report.call(main)
