@@ -84,8 +84,9 @@ def draw(runs: list[dict[str, Any]]) -> Figure:
         away = [a - b for (_, a), b in zip(run["evaluations"], mean, strict=True)]
         colour = colours[run["precision"]]
         axes.plot(rounds, away, color=colour, marker="o", ms=3, lw=1.2)
-        beside = {"xytext": (6 + 14 * list(colours.values()).index(colour), -3), "textcoords": "offset points"}
-        axes.annotate(str(run["start"]), (rounds[-1], away[-1]), color=colour, fontsize=9, **beside)
+        beside = (6 + 14 * list(colours.values()).index(colour), -3)
+        end = (rounds[-1], away[-1])
+        axes.annotate(str(run["start"]), end, beside, textcoords="offset points", color=colour, fontsize=9)
     axes.axhline(0, color="0.7", lw=0.8)
     axes.set(xlabel="round", ylabel="accuracy beyond the mean of all, points")
     axes.set_xlim(0, rounds[-1] * 1.07)
