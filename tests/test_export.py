@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ import fedslr
 from conftest import make_federation, mlp, small_cnn
 from fedslr import wire
 from fedslr.data.digits import SCALING
+from fedslr.data.normalization import Normalization
 from fedslr.matrix import LowRank, matrix_shape, to_matrix
 from fedslr.shipping import files, forms, latency, programs, timing
 from fedslr.shipping.card import escaped
@@ -654,6 +655,25 @@ def test_the_card_says_how_pixels_are_given(tmp_path):
     result = fedslr.run(fedslr.FedAvg(), fedslr.Federation.from_arrays([client]), model="cnn", rounds=1)
     page = fedslr.export(result, tmp_path / "m", client=0).card.read_text()
     assert "(p/255 − mean)/deviation, with mean 0 and deviation 1" in page
+
+
+def test_an_onnx_file_says_how_pixels_are_given_and_answers_so(tmp_path):
+    """With nothing but the file, what the run says of a client's images."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.integers(0, 256, (8, 3, 4, 4), dtype=np.uint8), "y": np.arange(8) % 2}
+    client = {**arrays, "x_test": arrays["x"], "y_test": arrays["y"]}
+    by = Normalization((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
+    federation = replace(fedslr.Federation.from_arrays([client]), normalization=by)
+    result = fedslr.run(fedslr.FedAvg(), federation, "cnn", rounds=1)
+    session = onnxruntime.InferenceSession(fedslr.export(result, tmp_path / "m.onnx", format="onnx", client=0).path)
+    notes = session.get_modelmeta().custom_metadata_map
+    assert "classes" not in notes
+    told = {k: np.array(v, np.float32)[:, None, None] for k, v in json.loads(notes["normalization"]).items()}
+    (scores,) = session.run(None, {"inputs": (arrays["x"].astype(np.float32) / 255 - told["mean"]) / told["deviation"]})
+    model = result.personal_model(0)
+    expected = model(result.federation.inputs(torch.from_numpy(arrays["x"])))
+    np.testing.assert_allclose(scores, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("format", FORMATS)

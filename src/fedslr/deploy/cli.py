@@ -88,6 +88,7 @@ def start(
 ) -> None:
     """Begin a federation: ask a SuperLink to run it."""
     asked = options.read(recipe, changes or [])
+    asked.require_sound()
     require_flower()
     if is_taken(out):
         raise FedslrError(f"out: a server is at work in {out}; wait for it, or choose another folder")

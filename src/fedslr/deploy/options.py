@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from torch.nn.functional import cross_entropy
 
 from fedslr import config, models, schema
-from fedslr.config import Recipe
+from fedslr.config import DEFAULT_COHORT, Recipe
 from fedslr.errors import FedslrError
 from fedslr.schema import Rule, countable, countable_from_zero, memory_size, positive
 from fedslr.types import Task
@@ -62,6 +62,17 @@ class Deployment:
         settings = self.recipe.settings
         module = models.make(self.recipe.model.name, self.options.shape, self.options.classes, settings.seed)
         return Task(module.to(settings.torch_device(), settings.torch_dtype()), cross_entropy, settings.weight_decay)
+
+    def require_sound(self) -> None:
+        """Refuse what could only fail later, far from who asked for it."""
+        most = self.recipe.settings.clients_per_round or DEFAULT_COHORT
+        if (self.options.minimum or 0) > most:
+            raise FedslrError(
+                f"federation.minimum: got {self.options.minimum}, but {most} clients at most train in a round; "
+                f"expected 1 to {most}"
+            )
+        if self.recipe.model.name in models.MODELS:
+            models.make(self.recipe.model.name, self.options.shape, self.options.classes, seed=0)
 
     def to_toml(self) -> str:
         """All of it, defaults written out."""

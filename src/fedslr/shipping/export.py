@@ -231,7 +231,8 @@ def _written(chosen: Source, plan: Forms, about: dict[str, Any], format: str) ->
     if format == "torch":
         data = programs.torch_bytes(made, chosen.x)
         return data, numbers, programs.torch_answers(data)
-    data = programs.with_class_names(programs.onnx_bytes(made, chosen.x), about["model"]["class_names"])
+    notes = {"classes": about["model"]["class_names"], "normalization": about["normalization"]}
+    data = programs.with_notes(programs.onnx_bytes(made, chosen.x), notes)
     return data, numbers, programs.onnx_answers(data)
 
 

@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -124,16 +124,18 @@ def onnx_bytes(model: nn.Module, x: Tensor) -> bytes:
     return data
 
 
-def with_class_names(data: bytes, names: Sequence[str] | None) -> bytes:
-    """An ONNX file that also says what its classes are called: JSON, in its metadata under `classes`."""
-    if names is None:
+def with_notes(data: bytes, notes: Mapping[str, Any]) -> bytes:
+    """An ONNX file that also says what is known of its inputs and answers: JSON in its metadata, by name."""
+    known = {name: note for name, note in notes.items() if note is not None}
+    if not known:
         return data
     import onnx
 
     made = onnx.load_model_from_string(data)
-    made.metadata_props.add(key="classes", value=json.dumps(list(names), ensure_ascii=False))
-    named: bytes = made.SerializeToString()
-    return named
+    for name, note in known.items():
+        made.metadata_props.add(key=name, value=json.dumps(note, ensure_ascii=False))
+    noted: bytes = made.SerializeToString()
+    return noted
 
 
 def _forget_origins(part: Any) -> None:
