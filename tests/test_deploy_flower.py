@@ -298,7 +298,7 @@ def test_keys_are_the_owners_alone_and_never_overwritten(tmp_path):
         keys.registered_key(tmp_path, 3)
 
 
-@pytest.mark.parametrize("host", ["a b!", "", "münchen.de", "link:9092", "-x", "x..y", "x" * 64])
+@pytest.mark.parametrize("host", ["a b!", "", "münchen.de", "link:9092", "-x", "x..y", "x" * 64, "10.0.0.999", "1.2"])
 def test_certificates_are_for_names_that_there_can_be(host, command, tmp_path):
     code, _, err = command("federation", "certificates", tmp_path / "keys", "--host", "localhost", "--host", host)
     assert (code, len(err.splitlines())) == (2, 1)
@@ -306,7 +306,7 @@ def test_certificates_are_for_names_that_there_can_be(host, command, tmp_path):
     assert not (tmp_path / "keys").exists()
 
 
-@pytest.mark.parametrize("host", ["link", "super_link-1.example.org", "*.example.org", "10.0.0.7", "::1"])
+@pytest.mark.parametrize("host", ["link", "link7", "super_link-1.example.org", "*.example.org", "10.0.0.7", "::1"])
 def test_certificates_name_the_host(host, tmp_path):
     keys.make_certificates(tmp_path, [host])
     made = x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes())

@@ -107,7 +107,8 @@ def _name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        if len(host) > 253 or HOST.fullmatch(host) is None:
+        is_number = "." in host and host.rpartition(".")[2].isdigit()  # no name of a network ends in one
+        if len(host) > 253 or HOST.fullmatch(host) is None or is_number:
             expected = "a name such as superlink.example.org or an address such as 10.0.0.7, without a port"
             raise FedslrError(f"--host: got '{host}', expected {expected}") from None
         return x509.DNSName(host)
