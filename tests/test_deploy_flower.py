@@ -480,8 +480,14 @@ def test_status_remove_release_and_predict(tmp_path, command):
         code, _, err = command("predict", "--store", tmp_path / "node-1", inputs)
         assert (code, len(err.splitlines())) == (2, 1)
         assert err.startswith(f"error: {says}")
-    (tmp_path / "empty.npy").touch()
-    for name, says in (("none.npz", "does not exist"), ("empty.npy", "cannot be read as an array")):
+    for name in ("empty.npy", "scan.png"):
+        (tmp_path / name).touch()
+    for name, says in (
+        ("none.npz", "does not exist"),
+        ("none.png", "does not exist"),
+        ("empty.npy", "cannot be read as an array"),
+        ("scan.png", "got a file of another kind; expected .npy or .npz, as numpy saves arrays"),
+    ):
         code, _, err = command("predict", "--store", tmp_path / "node-1", tmp_path / name)
         assert code == 2
         assert err.startswith(f"error: {tmp_path / name}: {says}")

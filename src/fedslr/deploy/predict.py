@@ -76,6 +76,8 @@ def _read_array(path: Path) -> np.ndarray[Any, Any]:
                 return np.lib.format.read_array(file, allow_pickle=False)
         except (OSError, ValueError) as error:
             raise FedslrError(f"{path}: cannot be read as an array: {error}") from None
+    if path.suffix != ".npz" and path.exists():
+        raise FedslrError(f"{path}: got a file of another kind; expected .npy or .npz, as numpy saves arrays")
     arrays = own.read_npz(path)
     if "x" not in arrays:
         raise FedslrError(f"{path}: lacks the array 'x'")
