@@ -169,7 +169,7 @@ DAMAGES = {
     "not JSON": lambda p: p.with_name(cache.MANIFEST).write_text("[" * 100_000),
     "no manifest": lambda p: p.with_name(cache.MANIFEST).unlink(),
     "a list": lambda p: p.with_name(cache.MANIFEST).write_text("[]"),
-    "another format": manifest(lambda f: f.update(format=2)),
+    "another format": manifest(lambda f: f.update(format=1)),
     "a file elsewhere": manifest(lambda f: f["arrays"]["x"].update(file="../../secret.npy")),
     "no labels": manifest(lambda f: f["arrays"].pop("y")),
 }

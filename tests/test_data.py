@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from fedslr.data import splits
 from fedslr.data.batches import ShuffledData
 from fedslr.data.digits import digits as read_digits
 from fedslr.data.federation import ClientData
-from fedslr.errors import FedslrError
+from fedslr.errors import FedslrError, FedslrWarning
 
 LABELS = np.random.default_rng(0).integers(0, 10, 3000)
 
@@ -384,9 +385,21 @@ def test_labels_that_do_not_count_from_0_are_told_of(label):
     ):
         fedslr.Federation.from_arrays(clients)
     clients[1]["y"][0] = 79
-    assert fedslr.Federation.from_arrays(clients).num_classes == 80
+    with pytest.warns(FedslrWarning, match=r"go up to 79 \(client 1\), .* and 3, 4, 5, 6, 7 and 71 more of them never"):
+        assert fedslr.Federation.from_arrays(clients).num_classes == 80
     clients[1]["y"][0] = 150
     assert fedslr.Federation.from_arrays(clients, num_classes=151).num_classes == 151
+
+
+def test_labels_that_nobody_learns_are_told_of():
+    clients = make_arrays([5, 8], (6,))
+    clients[0]["y_test"][0] = 3
+    with pytest.warns(FedslrWarning, match="y_test: nobody has training data of 3, which some are tested on"):
+        assert fedslr.Federation.from_arrays(clients).num_classes == 4
+    clients[1]["y"][0] = 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedslr.Federation.from_arrays(clients)
 
 
 class Made(Sequence[ClientData]):

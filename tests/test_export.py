@@ -676,6 +676,23 @@ def test_an_onnx_file_says_how_pixels_are_given_and_answers_so(tmp_path):
     np.testing.assert_allclose(scores, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_of_an_older_checkpoint_says_so(tmp_path):
+    """The newest cannot be read: what is exported, and all that is said of it, is of the round before."""
+    federation, model = make_federation([12, 9]), mlp()
+    settings = {"rounds": 3, "checkpoint_every": 1, "seed": 1}
+    fedslr.run(fedslr.FedAvg(), federation, model, out=tmp_path / "run", **settings)
+    newest = max((tmp_path / "run" / "checkpoint").glob("server-*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:500])
+    with pytest.warns(UserWarning, match="going on from round 2"):
+        result = fedslr.open_run(tmp_path / "run", federation, model)
+    assert (result.summary["rounds"], len(result.records), result.rounds_left) == (2, 2, 1)
+    made = fedslr.export(result, tmp_path / "m", client=0)
+    assert "| rounds | 2 of 3; the run was not finished |" in made.card.read_text()
+    before = fedslr.run(fedslr.FedAvg(), federation, model, **{**settings, "rounds": 2})
+    for name, x in before.personal_params(0).items():
+        torch.testing.assert_close(result.personal_params(0)[name], x, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_names_of_classes_go_with_a_model(tmp_path, format):
     rng = np.random.default_rng(0)

@@ -240,6 +240,11 @@ def test_tiny_image_folders(tmp_path):
         (lambda r: (r / "cat" / "1.png").write_bytes(b"nothing"), r"cat/1\.png: is no readable image"),
         (lambda r: Image.new("RGB", (5, 5)).save(r / "dog" / "2.png"), r"dog/2\.png: is 5×5, expected 12×10"),
         (lambda r: [p.unlink() for p in (r / "owl").iterdir()], "owl: has no images"),
+        (
+            lambda r: Image.new("I;16", (12, 10)).save(r / "dog" / "2.png"),
+            r"dog/2\.png: has more than 8 bits per pixel",
+        ),
+        (lambda r: Image.new("F", (12, 10)).save(r / "dog" / "2.tif"), r"dog/2\.tif: has more than 8 bits"),
     ],
 )
 def test_damaged_image_folders(damage, says, tmp_path):
@@ -249,6 +254,18 @@ def test_damaged_image_folders(damage, says, tmp_path):
         own.image_folder(tmp_path)
     with pytest.raises(fedslr.FedslrError, match="nowhere is no folder; expected one with a folder of images for"):
         own.image_folder(tmp_path / "nowhere")
+
+
+def test_what_is_no_image_is_told(tmp_path):
+    write_images(tmp_path)
+    (tmp_path / "dog" / ".DS_Store").touch()
+    own.image_folder(tmp_path)
+    (tmp_path / "dog" / "scan.dcm").touch()
+    with pytest.warns(fedslr.errors.FedslrWarning, match=r"dog/scan\.dcm is no image \(.*\) and left out$"):
+        own.image_folder(tmp_path)
+    (tmp_path / "cat" / "patient").mkdir()
+    with pytest.warns(fedslr.errors.FedslrWarning, match=r"cat/patient and 1 other are no images \(.*\) and left out$"):
+        own.image_folder(tmp_path)
 
 
 def write_leaf(root: Path, change=lambda users: None) -> None:

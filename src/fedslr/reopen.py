@@ -46,12 +46,15 @@ def open_run(
         raise FedslrError(f"{folder}: no such folder")
     told = warn or (lambda text: warnings.warn(text, stacklevel=3))
     simulation = reopen(folder, federation, model, algorithm, device, loss, told)
+    rerunnable = federation is None and model is None and algorithm is None
     if (folder / "summary.json").exists():
         summary, records = read_run(folder)
-        return Result(simulation, records[: simulation.done], summary, folder)
+        if summary["rounds"] == simulation.done:
+            return Result(simulation, records, summary, folder)
+        # The newest checkpoint cannot be read, and an older one was.
+        rerunnable = summary.get("rerunnable", rerunnable)
     records = read_records(folder)[: simulation.done]
-    given = (x is not None for x in (federation, model, algorithm))
-    made = summarize(figures(simulation), records, rerunnable=not any(given))
+    made = summarize(figures(simulation), records, rerunnable)
     return Result(simulation, records, made, folder)
 
 

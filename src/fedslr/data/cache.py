@@ -32,7 +32,7 @@ from fedslr.store import sync_folder, write_durably
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = ".fedslr-cache"
 MANIFEST = "manifest.json"
 STALE = 3600

@@ -24,6 +24,10 @@ Size = tuple[int, ...]
 UNREADABLE = (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
+DEEP = ("I", "F")
+"""How the names of Pillow's modes begin that have more than 8 bits; it would cut off what is above 255."""
+
+
 class WrongSize(ValueError):
     """An image that is not as large as the others."""
 
@@ -33,9 +37,12 @@ def read_image(path: Path) -> Array:
     try:
         # All of the file at once: Pillow's own many small reads take a third of the time of a small image.
         with Image.open(io.BytesIO(path.read_bytes())) as image:
+            deep = image.mode.startswith(DEEP)
             pixels = np.asarray(image.convert("RGB"))
     except UNREADABLE as error:
         raise ValueError(f"{path}: is no readable image ({_reason(error)})") from None
+    if deep:
+        raise ValueError(f"{path}: has more than 8 bits per pixel; expected images scaled to 0 to 255 and saved so")
     return pixels.transpose(2, 0, 1)
 
 

@@ -164,8 +164,11 @@ class Federation:
         kinds = {x.dtype for c in made for x in (c.x, c.x_test)}
         eight_bit = kinds == {torch.uint8}
         if torch.uint8 in kinds and not eight_bit:
+            is_so = [{x.dtype == torch.uint8 for x in (c.x, c.x_test)} for c in made]
+            other = next((i for i, kind in enumerate(is_so) if kind != is_so[0]), 0)
             raise FedslrError(
-                "x: some arrays are 8-bit, which are used as numbers from 0 to 1, and others are not; expected one kind"
+                f"client {other}: x: some arrays are 8-bit, which are used as numbers from 0 to 1, and others are not; "
+                "expected one kind"
             )
         if any(kind.is_floating_point for kind in kinds):
             made = [replace(c, x=_as_float(c.x), x_test=_as_float(c.x_test)) for c in made]
@@ -187,21 +190,36 @@ def _require_names(names: Any, classes: int | None = None) -> None:
 
 def _count_classes(clients: Sequence[ClientData]) -> int:
     """As many as the highest label says; labels that are codes, and not numbers of classes, would fill the memory."""
-    labels = [y for c in clients for y in (c.y, c.y_test) if len(y)]
-    classes, occur = max(int(y.max()) for y in labels) + 1, len(torch.cat(labels).unique())
-    if classes > MANY_CLASSES and classes > PER_LABEL * occur:
+    highest = [max(int(y.max()) for y in (c.y, c.y_test) if len(y)) for c in clients]
+    classes, learnt = max(highest) + 1, set(torch.cat([c.y for c in clients]).tolist())
+    occur = learnt | set(torch.cat([c.y_test for c in clients]).tolist())
+    if classes > MANY_CLASSES and classes > PER_LABEL * len(occur):
         raise FedslrError(
-            f"y: the highest label is {classes - 1}, but only {occur} different ones occur; expected labels from 0 to "
-            f"C − 1 for C classes, {CODED}, or num_classes"
+            f"client {highest.index(classes - 1)}: y: the highest label is {classes - 1}, but only {len(occur)} "
+            f"different ones occur; expected labels from 0 to C − 1 for C classes, {CODED}, or num_classes"
         )
-    if min(int(y.min()) for y in labels) == 1:
-        warnings.warn(
+    if min(occur) == 1:
+        _tell(
             f"y: labels go from 1 to {classes - 1}, so that there are {classes} classes, and 0 is one that never "
-            "occurs; give y - 1, or num_classes if that is meant",
-            FedslrWarning,
-            stacklevel=3,
+            "occurs; give y - 1, or num_classes if that is meant"
         )
+    elif missing := sorted(set(range(classes)) - occur):
+        _tell(
+            f"y: labels go up to {classes - 1} (client {highest.index(classes - 1)}), so that there are {classes} "
+            f"classes, and {_listed(missing)} of them never occur; give labels from 0 on without gaps, or "
+            "num_classes if that is meant"
+        )
+    elif strange := sorted(occur - learnt):
+        _tell(f"y_test: nobody has training data of {_listed(strange)}, which some are tested on")
     return classes
+
+
+def _tell(text: str) -> None:
+    warnings.warn(text, FedslrWarning, stacklevel=4)
+
+
+def _listed(labels: Sequence[int]) -> str:
+    return ", ".join(map(str, labels[:5])) + (f" and {len(labels) - 5} more" if len(labels) > 5 else "")
 
 
 def _client(index: int, arrays: Mapping[str, Any]) -> ClientData:

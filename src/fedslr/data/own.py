@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fedslr.data.dataset import Dataset
 from fedslr.data.federation import PARTS, Federation
 from fedslr.data.images import by_name, pooled, read_images
 from fedslr.data.normalization import Normalization
-from fedslr.errors import FedslrError
+from fedslr.errors import FedslrError, FedslrWarning
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LARGE, RATIO = 2**31, 100
@@ -95,7 +96,20 @@ def _hidden(path: Path) -> bool:
 
 
 def _images(folder: Path) -> list[Path]:
-    return by_name(p for p in folder.glob("*") if p.suffix.lower() in SUFFIXES and not _hidden(p))
+    return by_name(p for p in folder.glob("*") if _is_image(p) and not _hidden(p))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
+
+
+def _tell_others(folders: Iterable[Path]) -> None:
+    """Whoever lays images where they are not looked for, or has some of another format, misses them here."""
+    found = [p for folder in folders for p in by_name(folder.glob("*")) if not _is_image(p) and not _hidden(p)]
+    if found:
+        others = f" and {len(found) - 1} other{'s' if len(found) > 2 else ''} are" if len(found) > 1 else " is"
+        no_images = f"no image{'s' if len(found) > 1 else ''} ({', '.join(SUFFIXES)})"
+        warnings.warn(f"{found[0]}{others} {no_images} and left out", FedslrWarning, stacklevel=4)
 
 
 def _list(folder: Path, names: Sequence[str]) -> tuple[list[Path], np.ndarray[Any, Any]]:
@@ -106,6 +120,7 @@ def _list(folder: Path, names: Sequence[str]) -> tuple[list[Path], np.ndarray[An
             raise FedslrError(f"{folder / name}: has no images ({', '.join(SUFFIXES[:3])}, …)")
         paths += found
         labels += [label] * len(found)
+    _tell_others(folder / name for name in names)
     return paths, np.array(labels)
 
 
@@ -140,6 +155,7 @@ def _federation(clients: Sequence[Mapping[str, Any]], path: Path, names: Sequenc
         return _named(Federation.from_arrays(clients), path)
     except FedslrError as error:
         told = re.sub(r"\bclient (\d+)\b", lambda found: names[int(found[1])], str(error))
+        told = told.removesuffix(", or num_classes")  # which no recipe gives
         raise FedslrError(f"{path}: {told}") from None
 
 
