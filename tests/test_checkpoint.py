@@ -22,6 +22,7 @@ import pytest
 import torch
 
 import fedslr
+import own_methods
 from conftest import make_federation, mlp
 from fedslr import checkpoint, record, store
 from fedslr.store import ClientStore, Entry
@@ -433,9 +434,41 @@ def test_another_loss_or_selection_is_told(tmp_path):
     fedslr.run(fedslr.FedAvg(), loss=mine, rounds=1, **asked)
     fedslr.run(fedslr.FedAvg(), loss=mine, rounds=2, resume=True, **asked)
     assert not told
-    fedslr.run(fedslr.FedAvg(), rounds=3, resume=True, **asked)
+
+    def others(outputs, y):
+        return mine(outputs, y)
+
+    made = fedslr.run(fedslr.FedAvg(), loss=others, rounds=3, resume=True, **asked)
     assert len(told) == 1
-    assert "resume: loss is torch.nn.functional.cross_entropy, but the run began with" in told[0]
+    assert re.fullmatch("resume: loss is .*others, but the run began with .*mine", told[0])
+    assert (made.summary["rerunnable"], made.summary["given"]["loss"].split(".")[-1]) == (False, "others")
+    with pytest.raises(fedslr.FedslrError, match='loss was "custom", now "cross_entropy"'):
+        fedslr.run(fedslr.FedAvg(), rounds=4, resume=True, **asked)
+
+
+def test_a_loss_by_its_name_is_the_loss(tmp_path, command):
+    """In a recipe as in Python; a run that was given a function has no recipe."""
+    lines = ("rounds = 2", 'algorithm = { name = "fedavg" }', "data = { clients = 3 }", 'model = { name = "mlp" }')
+    (tmp_path / "recipe.toml").write_text("\n".join(lines))
+    call = ("run", tmp_path / "recipe.toml", "--out")
+    assert command(*call, tmp_path / "a", "--set", "loss=own_methods:doubled")[0] == 0
+    assert command(*call, tmp_path / "b")[0] == 0
+    federation = fedslr.load("digits", clients=3)
+    asked = {"federation": federation, "model": "mlp", "rounds": 2}
+    fedslr.run(fedslr.FedAvg(), loss=own_methods.doubled, out=tmp_path / "c", **asked)
+    fedslr.run(fedslr.FedAvg(), loss="own_methods:doubled", out=tmp_path / "d", seed=0, **asked)
+    found = {name: json.loads((tmp_path / name / "summary.json").read_text()) for name in "abcd"}
+    assert found["a"]["accuracy"] == found["c"]["accuracy"] == found["d"]["accuracy"] != found["b"]["accuracy"]
+    assert {name: one["rerunnable"] for name, one in found.items()} == {"a": True, "b": True, "c": False, "d": True}
+    code, _, err = command("run", tmp_path / "c" / "config.toml", "--out", tmp_path / "e")
+    assert (code, "loss: got 'custom', expected cross_entropy, or module:function of your own" in err) == (2, True)
+    code, _, err = command(*call, tmp_path / "e", "--set", "loss=own_methods:NOT_A_LOSS")
+    assert (code, "loss: got 'own_methods:NOT_A_LOSS', which is a int, expected a function" in err) == (2, True)
+    with pytest.raises(fedslr.FedslrError, match=r"loss: got 'custom'.*what is your own is given to fedslr\.open_run"):
+        fedslr.open_run(tmp_path / "c")
+    assert fedslr.open_run(tmp_path / "c", loss=own_methods.doubled).summary == found["c"]
+    with pytest.raises(fedslr.FedslrError, match="loss: for a custom one give the function itself"):
+        fedslr.run(fedslr.FedAvg(), loss="custom", **asked)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):

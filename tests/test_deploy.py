@@ -151,7 +151,7 @@ def test_a_deployment_is_its_simulation_bit_for_bit(name, tmp_path):
 
 
 def test_a_method_and_a_selection_of_ones_own(tmp_path):
-    asked = recipe("own_methods:Half", changes=["selection=own_methods:first"])
+    asked = recipe("own_methods:Half", changes=["selection=own_methods:first", "loss=own_methods:doubled"])
     federation = Federation(tmp_path, make_federation(SIZES), asked)
     server = federation.run()
     assert_is_simulated(federation, server)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from markupsafe import escape
+from torch import nn
 
 import fedslr
 from conftest import make_federation, mlp
@@ -268,6 +269,20 @@ def test_an_unfinished_run_says_how_large_its_models_are(tmp_path):
     assert "size of the global model" in text
     assert "40 of 100 numbers" in text
     assert "zeros in the personal parts" in text
+
+
+def test_what_was_given_in_python_tells_runs_apart(tmp_path):
+    """Two seeds of one model are a row, two models are two, though config.toml calls them alike."""
+    federation = make_federation([9, 7])
+
+    def narrow():
+        return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+
+    for name, seed, model in (("a", 0, narrow()), ("b", 1, narrow()), ("c", 2, mlp())):
+        fedslr.run(fedslr.FedAvg(), federation, model, rounds=1, seed=seed, out=tmp_path / name)
+    groups = tables.group(tables.find_runs([tmp_path]))
+    assert [[run.folder.name for run in group.runs] for group in groups] == [["a", "b"], ["c"]]
+    assert all(re.fullmatch(r"Sequential [0-9a-f]{8}", group.labels["model"]) for group in groups)
 
 
 def test_unfinished_seeds_do_not_count_beside_finished_ones(tmp_path):

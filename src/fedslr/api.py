@@ -150,16 +150,15 @@ def full_ranks(start: Params) -> dict[str, int]:
     return {name: min(matrix_shape(tuple(x.shape))) for name, x in start.items() if is_matrix(x)}
 
 
-def is_rerunnable(
-    algorithm: Algorithm[Any, Any], federation: Federation, model: str | nn.Module, loss: Loss, selection: Any
-) -> bool:
+def is_rerunnable(algorithm: Algorithm[Any, Any], federation: Federation, given: Mapping[str, str]) -> bool:
     """Whether config.toml alone is enough to do the run again: nothing was given that has no name in a recipe."""
-    named = isinstance(model, str) and isinstance(selection, str) and federation.options is not None
-    return named and loss is cross_entropy and naming.is_found(type(algorithm))
+    return not given and federation.options is not None and naming.is_found(type(algorithm))
 
 
-def summarize(run: Figures, records: list[dict[str, Any]], rerunnable: bool) -> dict[str, Any]:
-    """The figures of a finished run, as summary.json has them."""
+def summarize(
+    run: Figures, records: list[dict[str, Any]], rerunnable: bool, given: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The figures of a finished run, as summary.json has them; `given` is what config.toml has no name for."""
     last = records[-1]
     numbers = sum(r["numbers_down"] + r["numbers_up"] for r in records)
     return {
@@ -169,6 +168,7 @@ def summarize(run: Figures, records: list[dict[str, Any]], rerunnable: bool) -> 
         "rounds": run.rounds,
         "seed": run.seed,
         "rerunnable": rerunnable,
+        **({"given": dict(given)} if given else {}),
         "accuracy": metrics.accuracy(records),
         "accuracy_best": metrics.accuracy(records, pick="best"),
         "accuracy_sampled": metrics.accuracy(records, clients="sampled"),
@@ -189,7 +189,7 @@ def run(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    loss: Loss = cross_entropy,
+    loss: Loss | str = cross_entropy,
     on_round: Callable[[Record], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     warn: Callable[[str], None] | None = None,
@@ -199,7 +199,8 @@ def run(
 ) -> Result:
     """Train a federation and return its models and figures.
 
-    A model is a name or an `nn.Module`, whose own weights are the starting point. `settings` are the fields of
+    A model is a name or an `nn.Module`, whose own weights are the starting point; a loss is a name or a function of
+    scores and labels. `settings` are the fields of
     `fedslr.Settings`: rounds, clients_per_round, batch_size, epochs, personal_epochs, lr, lr_decay, weight_decay,
     selection (a name or a function, see `fedslr.engine.cohort`), seed, device, dtype, engine, compile, precision,
     store, memory_budget, diagnostics, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_minutes. With
@@ -217,19 +218,22 @@ def run(
     if out is not None and not os.fspath(out):
         raise FedslrError("out: got nothing, expected the path of a folder")
     naming.require_usable(type(algorithm), folder=out is not None)
-    for name, given in (("loss", loss), ("on_round", on_round), ("should_stop", should_stop), ("warn", warn)):
-        if given is not None and not callable(given):
-            raise FedslrError(f"{name}: got {given!r}, expected a function")
+    functions = (("on_round", on_round), ("should_stop", should_stop), ("warn", warn))
+    for name, function in (*functions, ("loss", None if isinstance(loss, str) else loss)):
+        if function is not None and not callable(function):
+            raise FedslrError(f"{name}: got {function!r}, expected a function")
     select = settings.get("selection") if callable(settings.get("selection")) else None
-    if select is None and settings.get("selection") == CUSTOM:
-        raise FedslrError("selection: for a custom one give the function itself")
-    checked = schema.build(Settings, _plain(settings)).settled()
+    known = "cross_entropy" if loss is cross_entropy else loss
+    for name, asked in (("selection", settings.get("selection")), ("loss", known)):
+        if asked == CUSTOM:
+            raise FedslrError(f"{name}: for a custom one give the function itself")
+    checked = schema.build(Settings, _plain({**settings, "loss": known})).settled()
     tell = warn or (lambda text: warnings.warn(text, stacklevel=3))
     text = config or dump(checked, algorithm, _data_table(federation), {"name": _model_name(model)})
     checked.cohort_size(len(federation.clients))
+    own = None if isinstance(loss, str) or loss is cross_entropy else loss
     group = distributed.join(should_stop)
     tracking = Tracking(_tracker_names(track), tell)
-    again = is_rerunnable(algorithm, federation, model, loss, settings.get("selection", ""))
     folder = None if out is None else _open_together(group, Path(out), resume, text, algorithm.name, lasting(algorithm))
     # Whatever happens, and whichever of these fails: the folder is free again when all the others are done.
     with contextlib.ExitStack() as ending:
@@ -239,7 +243,7 @@ def run(
                 ending.push(_reporting(folder.path, tell))
         ending.callback(tracking.finish, None)
         with naming.mistakes(algorithm):
-            simulation = Simulation(algorithm, federation, model, checked, folder, loss, tell, select, group)
+            simulation = Simulation(algorithm, federation, model, checked, folder, own, tell, select, group)
         ending.callback(simulation.store.close)
         if resume:
             with naming.mistakes(algorithm):
@@ -264,11 +268,22 @@ def run(
                 simulation.save()
                 raise Interrupted(f"stopped after round {simulation.done} of {checked.rounds}")
         with naming.mistakes(algorithm):
-            result = Result(simulation, records, summarize(figures(simulation), records, again))
+            given = _given(simulation, model)
+            again = is_rerunnable(algorithm, federation, given)
+            result = Result(simulation, records, summarize(figures(simulation), records, again, given))
         if folder is not None and not finished:
             folder.write_summary(result.summary)
         tracking.finish(result.summary)
     return result
+
+
+def _given(simulation: Simulation, model: str | nn.Module) -> dict[str, str]:
+    """What a run was given that config.toml has no name for, but data: what tells it from others in a table."""
+    named = {name: getattr(simulation.settings, name) for name in ("loss", "selection")}
+    given = {name: simulation.functions[name] for name, text in named.items() if text == CUSTOM}
+    if not isinstance(model, str):
+        given["model"] = f"{type(model).__name__} {simulation.model_fingerprint[:8]}"
+    return given
 
 
 def _rounds(simulation: Simulation) -> Iterator[Record]:
@@ -409,8 +424,9 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
         plain["dtype"] = names.get(plain["dtype"], str(plain["dtype"]))
     if isinstance(plain.get("device"), torch.device):
         plain["device"] = str(plain["device"])
-    if callable(plain.get("selection")):
-        plain["selection"] = CUSTOM
+    for name in ("selection", "loss"):
+        if callable(plain.get(name)):
+            plain[name] = CUSTOM
     return plain
 
 

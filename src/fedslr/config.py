@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import torch
 
-from fedslr import models, naming, plugins, schema
+from fedslr import losses, models, naming, plugins, schema
 from fedslr.data import DataOptions
 from fedslr.engine import cohort
 from fedslr.errors import FedslrError, suggest
@@ -33,11 +33,15 @@ from fedslr.types import Algorithm, Round
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DEFAULT_COHORT = 10
 CUSTOM = "custom"
-"""The selection of a run that was given a function, which a recipe cannot name."""
+"""The selection or the loss of a run that was given a function, which a recipe cannot name."""
 
 selection_name = Rule(
     f"one of {', '.join(cohort.SELECTIONS)}, or module:function of your own",
     lambda v: v in (*cohort.SELECTIONS, CUSTOM) or plugins.is_name(v),
+)
+loss_name = Rule(
+    f"{', '.join(losses.LOSSES)}, or module:function of your own",
+    lambda v: v in (*losses.LOSSES, CUSTOM) or plugins.is_name(v),
 )
 Read = TypeVar("Read")
 
@@ -54,6 +58,7 @@ class Settings:
     lr: Annotated[float, positive, "local step size of the first round"] = 0.1
     lr_decay: Annotated[float, fraction, "factor of the step size per round"] = 0.998
     weight_decay: Annotated[float, non_negative, "weight of ½‖v‖² in every local loss"] = 1e-3
+    loss: Annotated[str, loss_name, "what local training makes small"] = "cross_entropy"
     selection: Annotated[str, selection_name, "how a round's clients are drawn"] = "uniform"
     seed: Annotated[int, seed_range, "of split, start, cohorts and batches"] = 0
     device: Annotated[str, "auto, cpu, cuda, cuda:1, …"] = "auto"
@@ -247,8 +252,9 @@ def parse(table: Mapping[str, Any]) -> Recipe:
         data = dataclasses.replace(data, seed=settings.seed)
     model = schema.build(ModelOptions, table.get("model", {}), "model")
     settings.cohort_size(data.clients)
-    if settings.selection == CUSTOM:
-        raise FedslrError(f"selection: got '{CUSTOM}', expected {selection_name.words}")
+    for name, rule in (("selection", selection_name), ("loss", loss_name)):
+        if getattr(settings, name) == CUSTOM:
+            raise FedslrError(f"{name}: got '{CUSTOM}', expected {rule.words}")
     return Recipe(
         settings, make_algorithm(table.get("algorithm", {})), data, model, **_experiment(table), fixed_split=fixed
     )
@@ -295,9 +301,10 @@ def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
 
 
 def complete(table: Mapping[str, Any]) -> Recipe:
-    """A recipe from its parsed TOML, by which clients are drawn here: a selection of one's own is there too."""
+    """A recipe from its parsed TOML that is run here: a selection and a loss of one's own are there too."""
     recipe = parse(table)
     cohort.find(recipe.settings.selection)
+    losses.find(recipe.settings.loss)
     return recipe
 
 
@@ -455,7 +462,8 @@ def difference(old: str, new: str, called: str, fixed: Collection[str] = ()) -> 
         if key == "algorithm.name" and naming.are_same(str(before.get(key)), str(after.get(key)), called):
             continue
         if key not in allowed and before.get(key) != after.get(key):
-            return f"{key} was {schema.show(before.get(key))}, now {schema.show(after.get(key))}"
+            why = f"; rounds of {called} depend on it from the first on" if key in map(dotted, fixed) else ""
+            return f"{key} was {schema.show(before.get(key))}, now {schema.show(after.get(key))}{why}"
     return None
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from fedslr import config, naming
 from fedslr.api import Result, figures, summarize
@@ -32,7 +31,7 @@ def open_run(
     *,
     algorithm: Algorithm[Any, Any] | None = None,
     device: str = "auto",
-    loss: Loss = cross_entropy,
+    loss: Loss | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Result:
     """The result of the run in a folder, as its newest checkpoint has it; nothing in the folder is changed.
@@ -46,7 +45,7 @@ def open_run(
         raise FedslrError(f"{folder}: no such folder")
     told = warn or (lambda text: warnings.warn(text, stacklevel=3))
     simulation = reopen(folder, federation, model, algorithm, device, loss, told)
-    rerunnable = federation is None and model is None and algorithm is None
+    rerunnable = federation is None and model is None and algorithm is None and loss is None
     if (folder / "summary.json").exists():
         summary, records = read_run(folder)
         if summary["rounds"] == simulation.done:
@@ -64,11 +63,11 @@ def reopen(
     model: nn.Module | None,
     algorithm: Algorithm[Any, Any] | None,
     device: str,
-    loss: Loss,
+    loss: Loss | None,
     warn: Callable[[str], None],
 ) -> Simulation:
     """The simulation of a run folder, to be looked at."""
-    recipe = _recipe(folder, federation, model, algorithm)
+    recipe = _recipe(folder, federation, model, algorithm, loss)
     # Before anything is asked for that would be of no use.
     require_checkpoint(folder)
     # How it was trained does not matter to what it became, and another machine may not have it.
@@ -96,7 +95,11 @@ def reopen(
 
 
 def _recipe(
-    folder: Path, federation: Federation | None, model: nn.Module | None, algorithm: Algorithm[Any, Any] | None
+    folder: Path,
+    federation: Federation | None,
+    model: nn.Module | None,
+    algorithm: Algorithm[Any, Any] | None,
+    loss: Loss | None,
 ) -> Recipe:
     """What the folder's run was asked to do, less what is given."""
     kept = folder / "config.toml"
@@ -110,6 +113,8 @@ def _recipe(
         table["data"] = {"clients": len(federation.clients)}
     if model is not None:
         table["model"] = {}
+    if loss is not None:
+        table.pop("loss", None)
     if algorithm is not None:
         if not isinstance(algorithm, Algorithm):
             raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")

@@ -11,9 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
-from torch.nn.functional import cross_entropy
-
-from fedslr import config, models, schema
+from fedslr import config, losses, models, schema
 from fedslr.config import DEFAULT_COHORT, Recipe
 from fedslr.errors import FedslrError
 from fedslr.schema import Rule, countable, countable_from_zero, memory_size, positive
@@ -61,7 +59,8 @@ class Deployment:
         """The model by its name, on the device and in the precision asked for, and what it is trained by."""
         settings = self.recipe.settings
         module = models.make(self.recipe.model.name, self.options.shape, self.options.classes, settings.seed)
-        return Task(module.to(settings.torch_device(), settings.torch_dtype()), cross_entropy, settings.weight_decay)
+        module = module.to(settings.torch_device(), settings.torch_dtype())
+        return Task(module, losses.find(settings.loss), settings.weight_decay)
 
     def require_sound(self) -> None:
         """Refuse what could only fail later, far from who asked for it."""

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
-from torch.nn.functional import cross_entropy
 
-from fedslr import models, theory, tree, wire
+from fedslr import losses, models, theory, tree, wire
 from fedslr.checkpoint import NO_MODELS, Checkpoints, Generation, require_checkpoint
 from fedslr.config import Settings
 from fedslr.data.cohort import Unbatchable
@@ -57,7 +56,7 @@ class Simulation:
         model: str | nn.Module,
         settings: Settings,
         folder: RunFolder | None = None,
-        loss: Loss = cross_entropy,
+        loss: Loss | None = None,
         warn: Callable[[str], None] = lambda text: None,
         select: cohort.Select | None = None,
         group: Group | None = None,
@@ -80,6 +79,7 @@ class Simulation:
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # kernels and graphs go where the current device is
         module = module.to(device, dtype)
+        loss = loss or losses.find(settings.loss)
         for warning in models.check(module, federation, loss):
             warn(warning)
         self.task = Task(module, loss, settings.weight_decay)
@@ -427,7 +427,7 @@ class Simulation:
                 "data": self.fingerprint,
                 "crop_padding": self.federation.crop_padding,
                 "model": self.model_fingerprint,
-                "functions": self._functions(),
+                "functions": self.functions,
             }
             server = {"server": plain(self.server), "start": self.start}
             self.checkpoints.save(self.done, server, self.store, notes)
@@ -501,13 +501,14 @@ class Simulation:
         self.seconds = {**self.seconds, **generation.notes["seconds"]}
         self.announced = self._announced(self.server)
 
-    def _functions(self) -> dict[str, str]:
+    @property
+    def functions(self) -> dict[str, str]:
         """What a run is given that no file can hold: only its name is kept."""
         given = {"algorithm": type(self.algorithm), "loss": self.task.loss_function, "selection": self.select}
         return {name: _called(thing) for name, thing in given.items()}
 
     def _compare_functions(self, before: dict[str, str]) -> None:
-        for name, now in self._functions().items():
+        for name, now in self.functions.items():
             if before.get(name, now) != now:
                 self.warn(f"resume: {name} is {now}, but the run began with {before[name]}")
 

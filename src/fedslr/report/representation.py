@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedslr.algorithms.layers import split_head
 from fedslr.engine.rounds import Simulation
@@ -55,7 +54,7 @@ def _open(run: Run, client: int | None) -> tuple[Simulation, Params, Params, int
     if not (run.folder / "checkpoint").is_dir():
         raise FedslrError(f"tsne: {run.folder} keeps no models (checkpoint/ is missing)")
     try:
-        simulation = reopen(run.folder, None, None, None, "cpu", cross_entropy, lambda text: None)
+        simulation = reopen(run.folder, None, None, None, "cpu", None, lambda text: None)
     except FedslrError as error:
         raise FedslrError(f"tsne: {run.folder} cannot be made again from its recipe: {error}") from error
     chosen = _choose(simulation, client, {c for record in run.records for c in record["clients"]})

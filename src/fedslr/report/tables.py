@@ -119,7 +119,9 @@ def run_in(home: Path) -> Run:
     if missing := [key for key in ("rounds", "algorithm.name") if key not in config]:
         raise FedslrError(f"{home / 'config.toml'}: {missing[0]} is missing; the file is not that of a run, or damaged")
     if (home / "summary.json").exists():
-        return Run(home, config, *read_run(home), recipe)
+        summary, records = read_run(home)
+        given = {f"given.{name}": str(text) for name, text in dict(summary.get("given", {})).items()}
+        return Run(home, config | given, summary, records, recipe)
     records = read_records(home) if (home / "metrics.jsonl").exists() else []
     return Run(home, config, summary_so_far(config, records), records, recipe, finished=False)
 
