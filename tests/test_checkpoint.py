@@ -446,6 +446,46 @@ def test_another_loss_or_selection_is_told(tmp_path):
         fedslr.run(fedslr.FedAvg(), rounds=4, resume=True, **asked)
 
 
+@pytest.fixture
+def ctrl_c():
+    """What Ctrl-C sends, to a Python that answers it by itself."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_python_loses_no_round(tmp_path, ctrl_c):
+    told = []
+
+    def press(record):
+        if record.round == 3:
+            ctrl_c()
+
+    options = {"rounds": 6, "checkpoint_every": 1000, "warn": told.append}
+    with pytest.raises(KeyboardInterrupt, match="stopped after round 3 of 6; go on with resume=True"):
+        run(tmp_path / "a", on_round=press, **options)
+    assert told == ["stopping after this round; once more to stop at once"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert contents(tmp_path / "a")["records"][-1]["round"] == 3
+    run(tmp_path / "a", resume=True, **options)
+    run(tmp_path / "b", **options)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_ctrl_c_in_the_last_round_is_heard(tmp_path, ctrl_c):
+    """Whoever loops over runs and wants to stop does not want the next one."""
+    with pytest.raises(KeyboardInterrupt, match="came to its end"):
+        run(tmp_path, rounds=2, on_round=lambda record: ctrl_c() if record.round == 2 else None, warn=print)
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_without_a_folder_ctrl_c_is_pythons(tmp_path, ctrl_c):
+    federation = make_federation([8, 8])
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        fedslr.run(fedslr.FedAvg(), federation, mlp(), rounds=2, on_round=lambda record: ctrl_c())
+    assert not stopped.value.args
+
+
 def test_a_loss_by_its_name_is_the_loss(tmp_path, command):
     """In a recipe as in Python; a run that was given a function has no recipe."""
     lines = ("rounds = 2", 'algorithm = { name = "fedavg" }', "data = { clients = 3 }", 'model = { name = "mlp" }')

@@ -24,6 +24,7 @@ from fedslr.engine import contract, distributed
 from fedslr.engine.distributed import Group
 from fedslr.engine.rounds import Simulation
 from fedslr.errors import FedslrError, Interrupted
+from fedslr.interrupts import Stop, stop_on_ctrl_c
 from fedslr.matrix import is_matrix, matrix_shape
 from fedslr.models import MODELS
 from fedslr.record import Record, RunFolder, SharedFolder, read_records
@@ -191,7 +192,7 @@ def run(
     resume: bool = False,
     loss: Loss | str = cross_entropy,
     on_round: Callable[[Record], None] | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] | None = None,
     warn: Callable[[str], None] | None = None,
     config: str | None = None,
     track: Sequence[str] = (),
@@ -205,9 +206,9 @@ def run(
     selection (a name or a function, see `fedslr.engine.cohort`), seed, device, dtype, engine, compile, precision,
     store, memory_budget, diagnostics, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_minutes. With
     `out` the run is written to a folder and can be resumed; `on_round` sees every finished round; when `should_stop`
-    says so, the run saves and raises `Interrupted`. `track` names trackers that are told every round: tensorboard,
-    mlflow, wandb. In a script started by torchrun every process calls this, with the same arguments; clients are
-    shared out, and the first process writes the folder.
+    says so, the run saves and raises `Interrupted`, and at Ctrl-C it saves after the round it is in. `track` names
+    trackers that are told every round: tensorboard, mlflow, wandb. In a script started by torchrun every process calls
+    this, with the same arguments; clients are shared out, and the first process writes the folder.
     """
     if not isinstance(algorithm, Algorithm):
         raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
@@ -232,13 +233,16 @@ def run(
     text = config or dump(checked, algorithm, _data_table(federation), {"name": _model_name(model)})
     checked.cohort_size(len(federation.clients))
     own = None if isinstance(loss, str) or loss is cross_entropy else loss
-    group = distributed.join(should_stop)
+    pressed = Stop()
+    group = distributed.join(should_stop or pressed.__bool__)
     tracking = Tracking(_tracker_names(track), tell)
     folder = None if out is None else _open_together(group, Path(out), resume, text, algorithm.name, lasting(algorithm))
     # Whatever happens, and whichever of these fails: the folder is free again when all the others are done.
     with contextlib.ExitStack() as ending:
         if folder is not None:
             ending.callback(folder.close)
+            if should_stop is None:
+                ending.enter_context(stop_on_ctrl_c(pressed, tell))
             if group.first:
                 ending.push(_reporting(folder.path, tell))
         ending.callback(tracking.finish, None)
@@ -266,7 +270,8 @@ def run(
                 on_round(record)
             if group.stop() and simulation.done < checked.rounds:
                 simulation.save()
-                raise Interrupted(f"stopped after round {simulation.done} of {checked.rounds}")
+                where = f"stopped after round {simulation.done} of {checked.rounds}"
+                raise KeyboardInterrupt(f"{where}; go on with resume=True") if pressed else Interrupted(where)
         with naming.mistakes(algorithm):
             given = _given(simulation, model)
             again = is_rerunnable(algorithm, federation, given)
@@ -274,6 +279,8 @@ def run(
         if folder is not None and not finished:
             folder.write_summary(result.summary)
         tracking.finish(result.summary)
+    if pressed:
+        raise KeyboardInterrupt("the run came to its end before it could be stopped")
     return result
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import monotonic
 
 from fedslr.engine import distributed
@@ -26,13 +27,23 @@ class Stop:
         return self.asked
 
 
+def stop_on_ctrl_c(stop: Stop, warn: Callable[[str], None]) -> AbstractContextManager[object]:
+    """Ctrl-C ends a run after the round it is in, where Python itself would answer it."""
+    ours = threading.current_thread() is threading.main_thread()
+    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return stop_on_signal(warn, stop, [signal.SIGINT])
+    return nullcontext()
+
+
 @contextmanager
-def stop_on_signal(warn: Callable[[str], None]) -> Iterator[Stop]:
+def stop_on_signal(
+    warn: Callable[[str], None], stop: Stop | None = None, asks: Sequence[signal.Signals] = ASKS
+) -> Iterator[Stop]:
     """Ctrl-C or SIGTERM ends a run after the round it is in; a second time, at once.
 
     Launchers and `timeout` send a signal to a process and again to its group: what follows at once is an echo.
     """
-    stop = Stop()
+    stop = Stop() if stop is None else stop
 
     def ask(number: int, frame: object) -> None:
         if not stop.asked:
@@ -41,7 +52,7 @@ def stop_on_signal(warn: Callable[[str], None]) -> Iterator[Stop]:
         elif monotonic() - stop.at > ECHO:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, ask) for number in ASKS}
+    before = {number: signal.signal(number, ask) for number in asks}
     try:
         yield stop
     finally:
