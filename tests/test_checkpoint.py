@@ -23,7 +23,7 @@ import torch
 
 import fedslr
 import own_methods
-from conftest import make_federation, mlp
+from conftest import make_arrays, make_federation, mlp
 from fedslr import checkpoint, record, store
 from fedslr.store import ClientStore, Entry
 
@@ -470,6 +470,14 @@ def test_ctrl_c_in_python_loses_no_round(tmp_path, ctrl_c):
     run(tmp_path / "a", resume=True, **options)
     run(tmp_path / "b", **options)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_divergence_by_inputs_is_not_blamed_on_the_step_alone():
+    clients = make_arrays([8, 8], (6,))
+    clients[1]["x"][0] = 1e30
+    federation = fedslr.Federation.from_arrays(clients, num_classes=3)
+    with pytest.raises(fedslr.FedslrError, match=r"client 1: .*a lower lr helps \(now 0\.1\), or inputs of a smaller"):
+        fedslr.run(fedslr.FedAvg(), federation, torch.nn.Linear(6, 3), rounds=1, batch_size=4)
 
 
 def test_ctrl_c_in_the_last_round_is_heard(tmp_path, ctrl_c):

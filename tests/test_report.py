@@ -19,6 +19,7 @@ from torch import nn
 import fedslr
 from conftest import make_federation, mlp
 from fedslr import report
+from fedslr.data.federation import ClientData
 from fedslr.report import charts, colours, curves, page, sections, tables
 
 ROOT = Path(__file__).parent.parent
@@ -269,6 +270,14 @@ def test_an_unfinished_run_says_how_large_its_models_are(tmp_path):
     assert "size of the global model" in text
     assert "40 of 100 numbers" in text
     assert "zeros in the personal parts" in text
+
+
+def test_a_mean_says_over_how_many_clients_it_is(tmp_path):
+    first, second = make_federation([9, 7]).clients
+    untested = ClientData(second.x, second.y, second.x_test[:0], second.y_test[:0])
+    for clients, says in (([first, second], "mean over clients"), ([first, untested], "mean over 1 of 2 clients")):
+        result = fedslr.run(fedslr.FedAvg(), fedslr.Federation(clients, 3), mlp(), rounds=1)
+        assert [row[2] for row in report.table_rows(result.summary, result.records)[:2]] == [says] * 2
 
 
 def test_what_was_given_in_python_tells_runs_apart(tmp_path):

@@ -354,7 +354,8 @@ def main() -> None:
         show_traceback(error)
         _leave(f"error: {error}", 2)
     except KeyboardInterrupt:
-        _leave("stopped; go on from the last checkpoint with --resume", INTERRUPTED)
+        trains = any(name in sys.argv[1:2] for name in ("run", "compare", "sweep"))
+        _leave("stopped; go on from the last checkpoint with --resume" if trains else "stopped", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

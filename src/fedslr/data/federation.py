@@ -136,8 +136,9 @@ class Federation:
         """The shape of one input."""
         return tuple(self.clients[0].x.shape[1:])
 
-    def inputs(self, x: Tensor) -> Tensor:
+    def inputs(self, x: Any) -> Tensor:
         """A client's `x` or `x_test` as models are given it: 8-bit images as normalised numbers, all else as it is."""
+        x = x if isinstance(x, Tensor) else as_tensor("x", x)
         return x if self.normalization is None else self.normalization(x, torch.float32)
 
     @classmethod

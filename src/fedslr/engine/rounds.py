@@ -34,6 +34,8 @@ from fedslr.record import Record, RunFolder
 from fedslr.store import ClientStore, plain, restore
 from fedslr.types import Algorithm, Loss, Params, Payload, Round, Task
 
+LARGE = 1000.0
+"""An input beyond this is of no scale that models are trained on."""
 PHASES = ("train", "aggregate", "evaluate", "checkpoint")
 COUNTED = ("bytes_down", "bytes_up", "numbers_down", "numbers_up")
 
@@ -256,7 +258,10 @@ class Simulation:
         try:
             yield
         except WireError as error:
-            raise FedslrError(f"{where}: training diverged: {error}; a lower lr helps (now {round.lr:g})") from error
+            largest = float(self.federation.inputs(self.federation.clients[client].x).abs().max())
+            scale = f", or inputs of a smaller scale (its largest is {largest:.3g})" if largest > LARGE else ""
+            helps = f"a lower lr helps (now {round.lr:g}){scale}"
+            raise FedslrError(f"{where}: training diverged: {error}; {helps}") from error
         except Exception as error:
             error.add_note(f"in {where} ({self.algorithm.name})")
             raise
@@ -515,7 +520,9 @@ class Simulation:
     def _check_resumable(self, generation: Generation, kept: dict[str, Any]) -> None:
         cropped = generation.notes.get("crop_padding", self.federation.crop_padding)
         if generation.notes["data"] != self.fingerprint or cropped != self.federation.crop_padding:
-            raise CheckpointError("the data are not the ones this run began with; expected the same")
+            raise CheckpointError(
+                "the data are not the ones this run began with; expected the same: restore them, or begin another run"
+            )
         before = {k: (tuple(x.shape), x.dtype) for k, x in kept["start"].items()}
         same = before == {k: (tuple(x.shape), x.dtype) for k, x in self.start.items()}
         if not same or generation.notes["model"] != self.model_fingerprint:

@@ -49,6 +49,14 @@ def dense_bytes(records: Records, parameters: int, width: int = 4) -> int:
     return sum(len(r["clients"]) for r in records) * parameters * width
 
 
+def mean_over(records: Records) -> str:
+    """Whom a mean accuracy is of: clients that have nothing to be tested on are not among them."""
+    found = (r.get("accuracy_personal_per_client") for r in reversed(records))
+    each: Sequence[float | None] = next(filter(None, found), [])
+    tested = sum(one is not None for one in each)
+    return f"mean over {tested} of {len(each)} clients" if tested < len(each) else "mean over clients"
+
+
 def table_rows(summary: Mapping[str, Any], records: Records, width: int = 4) -> list[tuple[str, str, str]]:
     """The figures of a run: what, how much, against dense."""
     sizes, sent = summary["parameters"], summary["bytes"]
@@ -58,9 +66,10 @@ def table_rows(summary: Mapping[str, Any], records: Records, width: int = 4) -> 
         return f"{100 * part / whole:.0f} % of dense" if whole else "–"
 
     spread = f" ± {sizes['personal_std']:,.0f}" if sizes["personal_std"] else ""
+    over = mean_over(records)
     return [
-        ("accuracy, global model", percent(summary["accuracy"]["global"]), "mean over clients"),
-        ("accuracy, personal models", percent(summary["accuracy"]["personal"]), "mean over clients"),
+        ("accuracy, global model", percent(summary["accuracy"]["global"]), over),
+        ("accuracy, personal models", percent(summary["accuracy"]["personal"]), over),
         ("parameters, global", f"{sizes['global']:,}", share(sizes["global"], sizes["dense"])),
         ("parameters, personal", f"{sizes['personal']:,.0f}{spread}", share(sizes["personal"], sizes["dense"])),
         ("sent down", amount(sent["down"]), share(sent["down"], dense)),

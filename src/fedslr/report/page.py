@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 import fedslr
 from fedslr import metrics
-from fedslr.report import amount, charts, percent, plural, sections, table_rows, tables
+from fedslr.report import amount, charts, mean_over, percent, plural, sections, table_rows, tables
 from fedslr.report.colours import DARK, PALETTE
 from fedslr.report.sections import SPARSE, View, count
 from fedslr.report.tables import Column, Run
@@ -112,9 +112,10 @@ def _headline(runs: Sequence[Run], figures: Mapping[str, Column]) -> list[Card]:
     own, shared = (figures[f"accuracy_{model}"].figures(runs)[0] for model in ("personal", "global"))
     dense, size, personal = (mean("parameters", key) for key in ("dense", "global", "personal"))
     down, up = mean("bytes", "down") or 0, mean("bytes", "up") or 0
-    found = [Card(percent(own), "accuracy of the personal models", "mean over clients")] if own is not None else []
+    over = mean_over(runs[0].records)
+    found = [Card(percent(own), "accuracy of the personal models", over)] if own is not None else []
     if shared is not None:
-        found.append(Card(percent(shared), "accuracy of the global model", "mean over clients"))
+        found.append(Card(percent(shared), "accuracy of the global model", over))
     if dense and size:
         found.append(
             Card(percent(size / dense), "size of the global model", f"{count(size)} of {count(dense)} numbers")

@@ -73,7 +73,7 @@ def card(facts: Facts) -> str:
                 f"```python\n{run}\n```",
                 f"`inputs` is a batch of shape {_shape(about['model']['input_shape'])} of {escaped(about['dtype'])}. "
                 f"{_scaled(about['dataset'], about['normalization'])} "
-                f"`scores` has one number per class{_called(about['model']['class_names'])}; "
+                f"`scores` has {_scores(about['model'])}{_called(about['model']['class_names'])}; "
                 "the largest is the answer.",
                 "## Layers",
                 _layers(about["forms"], about["layers"]),
@@ -121,6 +121,14 @@ def _scaled(dataset: str, normalization: Mapping[str, Any] | None) -> str:
         return SCALING if dataset == "digits" else f"They are given as the data were{eight_bit}."
     mean, deviation = (", ".join(f"{v:g}" for v in normalization[k]) for k in ("mean", "deviation"))
     return f"Pixels p from 0 to 255 are given as (p/255 − mean)/deviation, with mean {mean} and deviation {deviation}."
+
+
+def _scores(model: Mapping[str, Any]) -> str:
+    """How many numbers a model answers with: those beyond the classes were never right."""
+    classes, scores = model["classes"], model["scores"]
+    if scores == classes:
+        return "one number per class"
+    return f"{scores} numbers, of which the first {classes} are those of the {classes} classes"
 
 
 def _called(names: Sequence[str] | None) -> str:

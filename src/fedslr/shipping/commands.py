@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from fedslr.arguments import require_file
 from fedslr.deploy import shipping as deployed
 from fedslr.display import out_console, print_table, warn
-from fedslr.errors import FedslrError
+from fedslr.errors import CheckpointError, FedslrError, StorageError
 from fedslr.reopen import open_run
 from fedslr.report import amount, percent, tables
 from fedslr.shipping import latency as latencies
@@ -64,7 +65,13 @@ def export(
         if result.rounds_left:
             warn(f"this run is not finished: its models are those of round {result.summary['rounds']}")
         target = _target(folder, "global" if client is None else f"client-{client}", format, out)
-        made = of_run(result, target, client=client, format=format, purpose=purpose, batch=batch)
+        try:
+            made = of_run(result, target, client=client, format=format, purpose=purpose, batch=batch)
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            again = f"fedslr run {folder / 'config.toml'} --out {folder} --resume"
+            raise CheckpointError(f"{error}; where the run can go on, `{again}` makes that round again") from None
     facts = made.facts
     accuracy = "not measured" if facts.accuracy is None else percent(facts.accuracy)
     for line in (
@@ -78,6 +85,8 @@ def export(
 
 
 def _target(folder: Path, name: str, format: str, out: Path | None) -> Path:
+    if out is None and folder.is_dir() and not os.access(folder, os.W_OK):
+        raise FedslrError(f"{folder} cannot be written to; choose a file with --out")
     return out or folder / "export" / f"{name}{SUFFIXES.get(format, '')}"
 
 
@@ -94,8 +103,8 @@ def latency(
     Without a client it is the global model, as in the paper's table.
     """
     target = out or folders[0] / ("latency.json" if client is None else f"latency-client-{client}.json")
-    if out is not None:
-        require_file("--out", out, "latency.json")
+    if out is not None or folders[0].is_dir():
+        require_file("--out", target, "latency.json")
     with_, under = runtimes(device), latencies.conditions(batch, repeat, client)
     found = []
     for row in latencies.rows(folders, client, batch, repeat, with_, warn):

@@ -201,6 +201,7 @@ def readable(name: str) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
+@torch.no_grad()
 def describe(known: Mapping[str, Any], chosen: Source, plan: Forms) -> dict[str, Any]:
     """What a file says of itself: all that is needed to build the model again, and where it comes from."""
     by_class = {made: name for name, made in MODELS.items()}
@@ -210,6 +211,7 @@ def describe(known: Mapping[str, Any], chosen: Source, plan: Forms) -> dict[str,
             "class": type(chosen.model).__name__,
             "input_shape": known["input_shape"],
             "classes": known["classes"],
+            "scores": chosen.model(chosen.x).shape[1],
             "class_names": known["class_names"],
         },
         "dtype": str(next(chosen.model.parameters()).dtype).removeprefix("torch."),

@@ -97,6 +97,8 @@ def load_exported(path: str | Path, model: nn.Module | None = None) -> nn.Module
     A built-in model is built from the file's description. Of a model of your own the file holds the weights, not the
     code: give a module of the same architecture, whose weights do not matter.
     """
+    if model is not None and not isinstance(model, nn.Module):
+        raise FedslrError(f"model: got {model!r}, expected a module of the architecture that was exported")
     try:
         return built(Path(path).read_bytes(), model)
     except OSError as error:
