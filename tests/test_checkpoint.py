@@ -474,7 +474,7 @@ def test_ctrl_c_in_python_loses_no_round(tmp_path, ctrl_c):
 
 def test_divergence_by_inputs_is_not_blamed_on_the_step_alone():
     clients = make_arrays([8, 8], (6,))
-    clients[1]["x"][0] = 1e30
+    clients[1]["x"][:2], clients[1]["y"][:2] = 1e30, [0, 1]  # one of the two is wrong, whatever a model says
     federation = fedslr.Federation.from_arrays(clients, num_classes=3)
     with pytest.raises(fedslr.FedslrError, match=r"client 1: .*a lower lr helps \(now 0\.1\), or inputs of a smaller"):
         fedslr.run(fedslr.FedAvg(), federation, torch.nn.Linear(6, 3), rounds=1, batch_size=4)
@@ -509,7 +509,10 @@ def test_a_loss_by_its_name_is_the_loss(tmp_path, command):
     assert found["a"]["accuracy"] == found["c"]["accuracy"] == found["d"]["accuracy"] != found["b"]["accuracy"]
     assert {name: one["rerunnable"] for name, one in found.items()} == {"a": True, "b": True, "c": False, "d": True}
     code, _, err = command("run", tmp_path / "c" / "config.toml", "--out", tmp_path / "e")
-    assert (code, "loss: got 'custom', expected cross_entropy, or module:function of your own" in err) == (2, True)
+    assert (code, "loss: got 'custom', expected one of cross_entropy, or module:function of your own" in err) == (
+        2,
+        True,
+    )
     code, _, err = command(*call, tmp_path / "e", "--set", "loss=own_methods:NOT_A_LOSS")
     assert (code, "loss: got 'own_methods:NOT_A_LOSS', which is a int, expected a function" in err) == (2, True)
     with pytest.raises(fedslr.FedslrError, match=r"loss: got 'custom'.*what is your own is given to fedslr\.open_run"):
@@ -560,6 +563,37 @@ def test_other_data_or_another_model_are_noticed(tmp_path):
     wider = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3))
     with pytest.raises(fedslr.CheckpointError, match="the model is not the one"):
         fedslr.run(method, make_federation([5, 8, 3, 7]), wider, out=tmp_path, resume=True, **options)
+
+
+class Scaled(torch.nn.Module):
+    """A model with a number in its code, which no layer has."""
+
+    def __init__(self, scale: float, noise: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.scale, self.noise = torch.nn.Linear(6, 3), scale, noise
+
+    def forward(self, x):
+        return self.scale * self.layer(x) + self.noise * torch.randn(3)
+
+
+def test_another_forward_is_noticed(tmp_path):
+    federation = make_federation([5, 8])
+    asked = {"federation": federation, "out": tmp_path / "a", "rounds": 2}
+    fedslr.run(fedslr.FedAvg(), model=Scaled(1.0), **asked)
+    for again in (
+        lambda model: fedslr.run(fedslr.FedAvg(), model=model, resume=True, **{**asked, "rounds": 3}),
+        lambda model: fedslr.open_run(tmp_path / "a", federation, model),
+    ):
+        with pytest.raises(fedslr.CheckpointError, match="its code has changed; restore it"):
+            again(Scaled(-1.0))
+        again(Scaled(1.0 + 1e-5))
+
+
+def test_a_model_that_speaks_by_chance_can_be_resumed(tmp_path):
+    asked = {"federation": make_federation([5, 8]), "out": tmp_path / "b", "engine": "eager"}
+    fedslr.run(fedslr.FedAvg(), model=Scaled(1.0, noise=1.0), rounds=1, **asked)
+    fedslr.run(fedslr.FedAvg(), model=Scaled(1.0, noise=1.0), rounds=2, resume=True, **asked)
 
 
 def test_a_folder_holds_one_run_of_one_process(tmp_path):

@@ -149,7 +149,7 @@ def test_peoples_data_stay_as_they_are():
     [
         (nn.CrossEntropyLoss(reduction="none"), r"loss: it gives \[2\] numbers, expected one"),
         (lambda out, y: out.nonsense, "cannot be trained with this loss"),
-        ("mse", "loss: got 'mse', expected a function"),
+        ("mse", 'loss: got "mse", expected one of cross_entropy, or module:function'),
     ],
 )
 def test_wrong_losses_are_refused(loss, says):

@@ -40,7 +40,7 @@ selection_name = Rule(
     lambda v: v in (*cohort.SELECTIONS, CUSTOM) or plugins.is_name(v),
 )
 loss_name = Rule(
-    f"{', '.join(losses.LOSSES)}, or module:function of your own",
+    f"one of {', '.join(losses.LOSSES)}, or module:function of your own",
     lambda v: v in (*losses.LOSSES, CUSTOM) or plugins.is_name(v),
 )
 Read = TypeVar("Read")

@@ -36,6 +36,8 @@ from fedslr.types import Algorithm, Loss, Params, Payload, Round, Task
 
 LARGE = 1000.0
 """An input beyond this is of no scale that models are trained on."""
+ALIKE = 0.02
+"""How far answers of one model may be apart, as a share of the largest: products of a GPU may be rounded."""
 PHASES = ("train", "aggregate", "evaluate", "checkpoint")
 COUNTED = ("bytes_down", "bytes_up", "numbers_down", "numbers_up")
 
@@ -414,6 +416,10 @@ class Simulation:
         return digest.hexdigest()
 
     @functools.cached_property
+    def _first_answers(self) -> list[float] | None:
+        return self._answers(self.start)
+
+    @functools.cached_property
     def model_fingerprint(self) -> str:
         """The model's layers and what of it does not train; its weights are in the checkpoint."""
         digest = hashlib.sha256(repr(self.task.model).encode())
@@ -421,6 +427,13 @@ class Simulation:
             if name not in self.start:
                 digest.update(name.encode() + _bytes(x))
         return digest.hexdigest()
+
+    @torch.no_grad()
+    def _answers(self, start: Params) -> list[float] | None:
+        """What the initial model says of a sample: its code is in no file. None where it says it by chance."""
+        x = models.shown(self.task.model, self.federation, self.federation.clients[0].x[:1].clone())
+        first, second = (self.task.outputs(start, x.clone())[0] for _ in range(2))
+        return first.tolist() if torch.equal(first, second) and bool(first.isfinite().all()) else None
 
     def save(self) -> None:
         if self.checkpoints is None or self.folder is None or self._saved == self.done:
@@ -432,6 +445,7 @@ class Simulation:
                 "data": self.fingerprint,
                 "crop_padding": self.federation.crop_padding,
                 "model": self.model_fingerprint,
+                "answers": self._first_answers,
                 "functions": self.functions,
             }
             server = {"server": plain(self.server), "start": self.start}
@@ -527,6 +541,19 @@ class Simulation:
         same = before == {k: (tuple(x.shape), x.dtype) for k, x in self.start.items()}
         if not same or generation.notes["model"] != self.model_fingerprint:
             raise CheckpointError("the model is not the one this run began with; expected the same")
+        said, says = generation.notes.get("answers"), self._answers(wire.to_device(kept["start"], self.device))
+        if said is not None and not _are_near(said, says):
+            raise CheckpointError(
+                "the model does not say what the one said that this run began with: its code has changed; restore it"
+            )
+
+
+def _are_near(said: Sequence[float], says: Sequence[float] | None) -> bool:
+    """Whether answers are the same up to what other machines and kernels make of them."""
+    if says is None or len(said) != len(says):
+        return False
+    before, now = torch.tensor(said), torch.tensor(says)
+    return bool((before - now).abs().max() <= ALIKE * before.abs().max().clamp(min=1e-6))
 
 
 def _groups(clients: list[int]) -> list[list[int]]:

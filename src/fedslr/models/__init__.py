@@ -70,7 +70,7 @@ def find(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
 def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:
     """Refuse, in plain words, what cannot be trained by a federation; what a person may want to know otherwise."""
     _check_parameters(model)
-    x = _shown(model, federation, federation.clients[0].x[:2].clone())
+    x = shown(model, federation, federation.clients[0].x[:2].clone())
     y = federation.clients[0].y[:2].to(x.device)
     try:
         with torch.no_grad():
@@ -105,7 +105,7 @@ def _check_scores(out: object, samples: int, classes: int) -> None:
     raise FedslrError(f"model: it answers {inputs} with {found}, expected [{samples}, {classes}] (one score per class)")
 
 
-def _shown(model: nn.Module, federation: Federation, x: torch.Tensor) -> torch.Tensor:
+def shown(model: nn.Module, federation: Federation, x: torch.Tensor) -> torch.Tensor:
     """Some samples as a model is shown them."""
     x, first = federation.inputs(x), next(model.parameters())
     return x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
@@ -113,11 +113,11 @@ def _shown(model: nn.Module, federation: Federation, x: torch.Tensor) -> torch.T
 
 def works_in_place(model: nn.Module, federation: Federation) -> bool:
     """Whether a model changes what it is shown, as a first layer with inplace=True does."""
-    x = _shown(model, federation, federation.clients[0].x[:2].clone())
-    shown = x.clone()
+    x = shown(model, federation, federation.clients[0].x[:2].clone())
+    given = x.clone()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        copy.deepcopy(model).train()(shown)
-    return not torch.equal(x, shown)
+        copy.deepcopy(model).train()(given)
+    return not torch.equal(x, given)
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -150,7 +150,7 @@ def _check_samples_are_apart(model: nn.Module, federation: Federation) -> None:
             break
     if len(held) < 3:
         return
-    x = _shown(model, federation, torch.stack(held[:3])).cpu()
+    x = shown(model, federation, torch.stack(held[:3])).cpu()
     for training in (False, True):
         # A GPU may round batches of other sizes otherwise, to ten bits.
         tried = copy.deepcopy(model).cpu().train(training)
