@@ -280,6 +280,15 @@ def test_a_mean_says_over_how_many_clients_it_is(tmp_path):
         assert [row[2] for row in report.table_rows(result.summary, result.records)[:2]] == [says] * 2
 
 
+def test_who_is_not_compared_with_fedavg_is_named(tmp_path):
+    federation = make_federation([9, 7])
+    for method, rounds in ((fedslr.FedAvg(), 2), (fedslr.Ditto(), 2), (fedslr.Local(), 3)):
+        fedslr.run(method, federation, mlp(), rounds=rounds, out=tmp_path / method.name)
+    report.page.write_report([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert re.search("Left out, for want of a run of FedAvg with the same data, settings and seed: local[^.]*\\.", text)
+
+
 def test_what_was_given_in_python_tells_runs_apart(tmp_path):
     """Two seeds of one model are a row, two models are two, though config.toml calls them alike."""
     federation = make_federation([9, 7])

@@ -169,6 +169,13 @@ def clients(view: View) -> Section:
         if not curves.is_baseline(one.group):
             against.append(one.violin([curves.relative(r, base, one.model) for r in one.group.runs]))
     over = "Right of the red line clients are better off than with FedAvg, left of it worse. " + SHAPE
+    alone = [
+        group.name
+        for group in view.groups
+        if not curves.is_baseline(group) and not all(curves.has_baseline(run, base) for run in group.runs)
+    ]
+    if alone:
+        over += f" Left out, for want of a run of FedAvg with the same data, settings and seed: {', '.join(alone)}."
     gain = Axis("accuracy less FedAvg's, percentage points", _signed, low=0, high=0)
     return Section(
         "Over clients",
