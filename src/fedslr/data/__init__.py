@@ -97,7 +97,8 @@ def share_out(options: DataOptions, tell: Callable[[str], None] = lambda text: N
     if data is None:
         found = options.natural()
         _tell_what_is_left_aside(options, len(found.clients), tell)
-        return replace(found, clients=found.clients[: options.clients], options=asdict(options))
+        names = None if found.client_names is None else found.client_names[: options.clients]
+        return replace(found, clients=found.clients[: options.clients], client_names=names, options=asdict(options))
     size = options.test_samples or data.test_samples
     clients = [data.client(mine, test) for mine, test in _shares(options, data, size)]
     if not any(len(c.y_test) for c in clients):

@@ -110,6 +110,8 @@ class Federation:
     """How 8-bit images become numbers when they are used; None takes inputs as they are."""
     class_names: Sequence[str] | None = None
     """What the classes are called, from class 0 on: for the people who will read a model's answers."""
+    client_names: Sequence[str] | None = None
+    """What the clients are called, from client 0 on: for the people who will be sent their models."""
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -122,6 +124,9 @@ class Federation:
             _require_alike(i, client, shape, self.num_classes)
         if self.class_names is not None:
             _require_names(self.class_names, self.num_classes)
+        names = self.client_names
+        if names is not None and (len(names) != len(self.clients) or len(set(names)) < len(names)):
+            raise FedslrError(f"client_names: expected {len(self.clients)} different texts, one for every client")
         if self.crop_padding and len(shape) != 3:
             raise FedslrError(
                 f"crop_padding: got {self.crop_padding}, but inputs of shape {list(shape)}; only images (channels, "
@@ -148,13 +153,14 @@ class Federation:
         num_classes: int | None = None,
         name: str = "arrays",
         class_names: Sequence[str] | None = None,
+        client_names: Sequence[str] | None = None,
     ) -> Federation:
         """A federation from your own arrays: one mapping per client with `x`, `y`, `x_test` and `y_test`.
 
         Arrays are numpy arrays, tensors or lists; the first axis counts samples, and clients may hold different numbers
         of them. Inputs of all clients have one shape; 8-bit images stay as they are until they are
         used, as numbers from 0 to 1. Labels are whole numbers from 0; their number of classes is taken from the data
-        unless it, or what the classes are called, is given.
+        unless it, or what the classes are called, is given. Names of clients go with the models that are exported.
         """
         if not isinstance(clients, Iterable):
             raise FedslrError(f"clients: got a {type(clients).__name__}, expected one mapping of arrays per client")
@@ -178,7 +184,14 @@ class Federation:
             highest = max(int(y.max()) for c in made for y in (c.y, c.y_test) if len(y))
             num_classes = max(len(class_names), highest + 1)
         classes = num_classes if num_classes is not None else _count_classes(made)
-        return cls(made, classes, name, normalization=UNIT if eight_bit else None, class_names=class_names)
+        return cls(
+            made,
+            classes,
+            name,
+            normalization=UNIT if eight_bit else None,
+            class_names=class_names,
+            client_names=client_names,
+        )
 
 
 def _require_names(names: Any, classes: int | None = None) -> None:

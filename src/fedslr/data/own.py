@@ -133,7 +133,8 @@ def npz(path: Path) -> Federation:
         files = sorted(path.glob("*.npz"), key=_as_counted)
         if not files:
             raise FedslrError(f"data.name: {path} has no .npz files")
-        return _federation([_require(f, read_npz(f), PARTS) for f in files], path, [f.name for f in files])
+        clients = [_require(f, read_npz(f), PARTS) for f in files]
+        return _federation(clients, path, [f.name for f in files], [f.stem for f in files])
     arrays = _require(path, read_npz(path), (*PARTS, "client", "client_test"))
     for part in PARTS:
         who = "client_test" if part.endswith("test") else "client"
@@ -146,13 +147,16 @@ def npz(path: Path) -> Federation:
     for one in names:
         train, test = arrays["client"] == one, arrays["client_test"] == one
         clients.append({p: arrays[p][test if p.endswith("test") else train] for p in PARTS})
-    return _federation(clients, path, [f"client {name!r}" for name in names.tolist()])
+    called = [f"client {name!r}" for name in names.tolist()]
+    return _federation(clients, path, called, list(map(str, names.tolist())))
 
 
-def _federation(clients: Sequence[Mapping[str, Any]], path: Path, names: Sequence[str]) -> Federation:
+def _federation(
+    clients: Sequence[Mapping[str, Any]], path: Path, names: Sequence[str], kept: Sequence[str]
+) -> Federation:
     """Clients from a path. People know their files and names; which client one becomes is ours."""
     try:
-        return _named(Federation.from_arrays(clients), path)
+        return _named(Federation.from_arrays(clients, client_names=kept), path)
     except FedslrError as error:
         told = re.sub(r"\bclient (\d+)\b", lambda found: names[int(found[1])], str(error))
         told = told.removesuffix(", or num_classes")  # which no recipe gives

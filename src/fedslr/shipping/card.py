@@ -47,8 +47,16 @@ def escaped(text: object) -> str:
     return re.sub(r"([\\\\`*_{}\[\]()<>#+!|~&$-])", r"\\\1", " ".join(str(text).split()))
 
 
-def whose(client: int | None) -> str:
-    return "the global model" if client is None else f"the personal model of client {client}"
+def whose(client: int | None, name: str | None = None) -> str:
+    """Whose model it is; where the client has a name that is not its number, by that too."""
+    if client is None:
+        return "the global model"
+    return f"the personal model of client {client}" + (f" ({name})" if name not in (None, str(client)) else "")
+
+
+def _opening(client: int | None, name: str | None) -> str:
+    text = whose(client, None if name is None else escaped(name))
+    return text[0].upper() + text[1:]
 
 
 def rounds(about: Mapping[str, Any]) -> str:
@@ -66,8 +74,8 @@ def card(facts: Facts) -> str:
         "\n\n".join(
             [
                 f"# {escaped(facts.file)}",
-                f"{whose(facts.client).capitalize()} of a federation, trained with {escaped(about['method'])} "
-                f"on {escaped(about['dataset'])}.",
+                f"{_opening(facts.client, about['client_name'])} of a federation, "
+                f"trained with {escaped(about['method'])} on {escaped(about['dataset'])}.",
                 _table(_rows(facts)),
                 "## Running it",
                 f"```python\n{run}\n```",

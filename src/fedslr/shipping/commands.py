@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +13,7 @@ import typer
 from fedslr.arguments import require_file
 from fedslr.deploy import shipping as deployed
 from fedslr.display import out_console, print_table, warn
-from fedslr.errors import CheckpointError, FedslrError, StorageError
+from fedslr.errors import CheckpointError, FedslrError, StorageError, suggest
 from fedslr.reopen import open_run
 from fedslr.report import amount, percent, tables
 from fedslr.shipping import latency as latencies
@@ -33,7 +35,9 @@ def mount(app: typer.Typer) -> None:
 
 def export(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, or a node's store.")],
-    client: Client = None,
+    client: Annotated[
+        str | None, typer.Option(help="The client whose personal model it is: its number, or its name in the data.")
+    ] = None,
     shared: Annotated[bool, typer.Option("--global", help="The global model instead of a client's.")] = False,
     format: Annotated[str, typer.Option(help="safetensors, torch (torch.export) or onnx.")] = "safetensors",
     purpose: Annotated[str, typer.Option("--for", help="size, or speed as measured on this machine.")] = "size",
@@ -51,7 +55,8 @@ def export(
         if shared:
             raise FedslrError("export: got --global, but a node's store has its personal model only")
         target = _target(folder, "personal", format, out)
-        made = write(lambda: deployed.personal_model(folder, client, batch), target, format, purpose)
+        number = _number(client)
+        made = write(lambda: deployed.personal_model(folder, number, batch), target, format, purpose)
     elif (client is None) is not shared:
         got = "both --client and --global" if shared else "neither --client nor --global"
         raise FedslrError(f"export: got {got}, expected one of them")
@@ -64,9 +69,10 @@ def export(
         result = open_run(folder, device="cpu", warn=warn)
         if result.rounds_left:
             warn(f"this run is not finished: its models are those of round {result.summary['rounds']}")
-        target = _target(folder, "global" if client is None else f"client-{client}", format, out)
+        number = _number(client, result.federation.client_names or ())
+        target = _target(folder, "global" if number is None else f"client-{number}", format, out)
         try:
-            made = of_run(result, target, client=client, format=format, purpose=purpose, batch=batch)
+            made = of_run(result, target, client=number, format=format, purpose=purpose, batch=batch)
         except StorageError:
             raise
         except CheckpointError as error:
@@ -75,13 +81,23 @@ def export(
     facts = made.facts
     accuracy = "not measured" if facts.accuracy is None else percent(facts.accuracy)
     for line in (
-        f"{whose(facts.client)}, {facts.format}, for {facts.purpose}: {made.path}",
+        f"{whose(facts.client, facts.about['client_name'])}, {facts.format}, for {facts.purpose}: {made.path}",
         f"{amount(facts.bytes)}, {100 * facts.bytes / facts.dense_bytes:.0f} % of the dense model's size "
         f"({amount(facts.dense_bytes)})",
         f"accuracy {accuracy}; answers differ from the dense model's by at most {facts.difference:.1g}",
         f"model card: {made.card}",
     ):
         typer.echo(line)
+
+
+def _number(client: str | None, names: Sequence[str] = ()) -> int | None:
+    """The client somebody means: by its number, whatever others are called, or by its name."""
+    if client is None or re.fullmatch(r"-?\d+", client):
+        return None if client is None else int(client)
+    if client in names:
+        return list(names).index(client)
+    expected = f"a number, or its name; {suggest(client, names)}" if names else "its number"
+    raise FedslrError(f"--client: got '{client}', expected {expected}")
 
 
 def _target(folder: Path, name: str, format: str, out: Path | None) -> Path:

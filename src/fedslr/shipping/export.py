@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,6 +189,7 @@ def about(result: Result) -> dict[str, Any]:
         "input_shape": list(federation.input_shape),
         "classes": federation.num_classes,
         "class_names": None if federation.class_names is None else [readable(name) for name in federation.class_names],
+        "client_names": federation.client_names,
         "normalization": None if normalization is None else normalization._asdict(),
         "method": summary["algorithm"],
         **{key: summary[key] for key in ("dataset", "clients", "rounds", "seed")},
@@ -219,8 +220,13 @@ def describe(known: Mapping[str, Any], chosen: Source, plan: Forms) -> dict[str,
         "forms": plan,
         "layers": sum(is_matrix(layer.whole) for layer in chosen.layers.values()),
         "client": chosen.client,
+        "client_name": _name(known.get("client_names"), chosen.client),
         **{key: known[key] for key in ("method", "dataset", "clients", "rounds", "seed", "rounds_left")},
     }
+
+
+def _name(names: Sequence[str] | None, client: int | None) -> str | None:
+    return None if names is None or client is None else readable(names[client])
 
 
 def _written(chosen: Source, plan: Forms, about: dict[str, Any], format: str) -> tuple[bytes, int, Answers]:
