@@ -515,7 +515,7 @@ def test_a_loss_by_its_name_is_the_loss(tmp_path, command):
     )
     code, _, err = command(*call, tmp_path / "e", "--set", "loss=own_methods:NOT_A_LOSS")
     assert (code, "loss: got 'own_methods:NOT_A_LOSS', which is a int, expected a function" in err) == (2, True)
-    with pytest.raises(fedslr.FedslrError, match=r"loss: got 'custom'.*what is your own is given to fedslr\.open_run"):
+    with pytest.warns(UserWarning, match="this run was given a loss in Python"):
         fedslr.open_run(tmp_path / "c")
     assert fedslr.open_run(tmp_path / "c", loss=own_methods.doubled).summary == found["c"]
     with pytest.raises(fedslr.FedslrError, match="loss: for a custom one give the function itself"):
@@ -588,6 +588,42 @@ def test_another_forward_is_noticed(tmp_path):
         with pytest.raises(fedslr.CheckpointError, match="its code has changed; restore it"):
             again(Scaled(-1.0))
         again(Scaled(1.0 + 1e-5))
+
+
+class Flips(Scaled):
+    """A model that is another one every other time."""
+
+    def forward(self, x):
+        return super().forward(x.flip(1) if torch.rand(()) < 0.5 else x)
+
+
+class Pairs(Scaled):
+    """A model that takes two samples or more."""
+
+    def forward(self, x):
+        if len(x) < 2:
+            raise ValueError("two, please")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Flips, Pairs])
+def test_models_that_cannot_be_probed_can_be_resumed(kind, tmp_path):
+    federation = make_federation([8, 8])
+    asked = {"federation": federation, "out": tmp_path / "c", "engine": "eager", "batch_size": 4}
+    fedslr.run(fedslr.FedAvg(), model=kind(1.0), rounds=1, **asked)
+    for _ in range(6):
+        fedslr.open_run(tmp_path / "c", federation, kind(1.0))
+    fedslr.run(fedslr.FedAvg(), model=kind(1.0), rounds=2, resume=True, **asked)
+
+
+def test_a_run_from_before_losses_had_names_goes_on(tmp_path):
+    federation = make_federation([8, 8])
+    asked = {"federation": federation, "model": mlp(), "out": tmp_path / "d", "loss": own_methods.doubled}
+    fedslr.run(fedslr.FedAvg(), rounds=1, **asked)
+    config = tmp_path / "d" / "config.toml"
+    config.write_text(config.read_text().replace('loss = "custom"\n', ""))
+    assert "loss" not in config.read_text()
+    fedslr.run(fedslr.FedAvg(), rounds=2, resume=True, **asked)
 
 
 def test_a_model_that_speaks_by_chance_can_be_resumed(tmp_path):

@@ -697,7 +697,7 @@ def test_a_client_is_known_by_its_name(tmp_path, command):
     """Whoever ships a model to a hospital knows it by that, and not by the number that it has here."""
     rng = np.random.default_rng(0)
     (tmp_path / "data").mkdir()
-    for name in ("west_1", "east", "7"):
+    for name in ("west_1", "east", "7", "1"):
         arrays = {"x": rng.normal(size=(9, 5)).astype(np.float32), "y": np.arange(9) % 3}
         np.savez(tmp_path / "data" / f"{name}.npz", **arrays, x_test=arrays["x"], y_test=arrays["y"])
     lines = ("rounds = 1", f'data = {{ name = "npz:{tmp_path / "data"}" }}', 'model = { name = "mlp" }')
@@ -705,19 +705,24 @@ def test_a_client_is_known_by_its_name(tmp_path, command):
     run = tmp_path / "run"
     assert command("run", tmp_path / "recipe.toml", "--out", run)[0] == 0
     code, out, _ = command("export", run, "--client", "west_1")
-    assert (code, out.startswith("the personal model of client 2 (west_1), safetensors")) == (0, True)
-    card = (run / "export" / "client-2.safetensors.md").read_text()
-    assert "The personal model of client 2 (west\\_1) of a federation" in card
-    assert files.decode((run / "export" / "client-2.safetensors").read_bytes())[0]["client_name"] == "west_1"
-    code, out, _ = command("export", run, "--client", "0")  # a number is one, also where a name is
-    assert (code, out.startswith("the personal model of client 0 (7), safetensors")) == (0, True)
+    assert (code, out.startswith("the personal model of client 3 (west_1), safetensors")) == (0, True)
+    card = (run / "export" / "client-3.safetensors.md").read_text()
+    assert "The personal model of client 3 (west\\_1) of a federation" in card
+    assert files.decode((run / "export" / "client-3.safetensors").read_bytes())[0]["client_name"] == "west_1"
+    code, out, _ = command("export", run, "--client", "7")  # there is no client of that number
+    assert (code, out.startswith("the personal model of client 1 (7), safetensors")) == (0, True)
+    code, out, err = command("export", run, "--client", "1", "--out", tmp_path / "1.safetensors")
+    assert (code, out.startswith("the personal model of client 1 (7), safetensors")) == (0, True)
+    assert "--client 1: taken as a number; the client that is called so is client 0" in err
     code, _, err = command("export", run, "--client", "wets_1")
     assert (code, "--client: got 'wets_1', expected a number, or its name; " in err) == (2, True)
     assert "west_1" in err
     federation = fedslr.load(f"npz:{tmp_path / 'data'}", clients=2)
-    assert list(federation.client_names) == ["7", "east"]
-    with pytest.raises(fedslr.FedslrError, match="client_names: expected 2 different texts, one for every client"):
+    assert list(federation.client_names) == ["1", "7"]
+    with pytest.raises(fedslr.FedslrError, match="client_names: got 2 for 2 clients; expected a different one"):
         replace(federation, client_names=["a", "a"])
+    with pytest.raises(fedslr.FedslrError, match="client_names: expected a list of texts, one for every client"):
+        replace(federation, client_names=[1, 2])
 
 
 def test_the_card_says_how_many_scores_there_are(tmp_path):

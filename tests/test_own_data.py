@@ -256,6 +256,16 @@ def test_damaged_image_folders(damage, says, tmp_path):
         own.image_folder(tmp_path / "nowhere")
 
 
+def test_gaps_in_labels_are_told_by_file(tmp_path):
+    for name, labels in (("north", [0, 1, 2, 0]), ("south", [0, 1, 2, 5])):
+        x, y = RNG.random((4, 6), np.float32), np.array(labels)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y, x_test=x, y_test=y)
+    with pytest.warns(fedslr.errors.FedslrWarning) as told:
+        own.npz(tmp_path)
+    says = r".*: y: labels go up to 5 \(south\.npz\), .* 3, 4 of them never occur; give labels from 0 on without gaps"
+    assert [bool(re.fullmatch(says, str(one.message))) for one in told] == [True]
+
+
 def test_what_is_no_image_is_told(tmp_path):
     write_images(tmp_path)
     (tmp_path / "dog" / ".DS_Store").touch()
@@ -420,8 +430,7 @@ def test_labels_from_one_are_told(tmp_path, command):
     code, _, err = command("run", recipe, "--set", f"data.name=npz:{tmp_path}", "--out", tmp_path / "out")
     assert code == 0
     told = [line for line in err.splitlines() if "warning" in line.lower()]
-    assert [line.startswith("warning: y: labels go from 1 to 3, so that there are 4 classes") for line in told] == [
-        True
-    ]
+    says = f"warning: {tmp_path}: y: labels go from 1 to 3, so that there are 4 classes"
+    assert [line.startswith(says) for line in told] == [True]
     with pytest.warns(fedslr.errors.FedslrWarning, match="0 is one that never occurs"):
         fedslr.load(f"npz:{tmp_path}")

@@ -289,6 +289,15 @@ def test_who_is_not_compared_with_fedavg_is_named(tmp_path):
     assert re.search("Left out, for want of a run of FedAvg with the same data, settings and seed: local[^.]*\\.", text)
 
 
+def test_runs_from_before_losses_had_names_are_of_the_same_kind(tmp_path):
+    for seed in (0, 1):
+        home = tmp_path / str(seed)
+        fedslr.run(fedslr.FedAvg(), make_federation([9, 7]), mlp(), rounds=1, seed=seed, out=home)
+    config = tmp_path / "0" / "config.toml"
+    config.write_text(config.read_text().replace('loss = "cross_entropy"\n', ""))
+    assert [len(group.runs) for group in tables.group(tables.find_runs([tmp_path]))] == [2]
+
+
 def test_what_was_given_in_python_tells_runs_apart(tmp_path):
     """Two seeds of one model are a row, two models are two, though config.toml calls them alike."""
     federation = make_federation([9, 7])

@@ -289,7 +289,7 @@ def _given(simulation: Simulation, model: str | nn.Module) -> dict[str, str]:
     named = {name: getattr(simulation.settings, name) for name in ("loss", "selection")}
     given = {name: simulation.functions[name] for name, text in named.items() if text == CUSTOM}
     if not isinstance(model, str):
-        given["model"] = f"{type(model).__name__} {simulation.model_fingerprint[:8]}"
+        given["model"] = f"{type(model).__name__} {simulation.architecture}"
     return given
 
 

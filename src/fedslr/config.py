@@ -458,6 +458,8 @@ def difference(old: str, new: str, called: str, fixed: Collection[str] = ()) -> 
     allowed = {dotted(k) for k in RESUMABLE} - set(fixed)
     if before.get("dtype") == "float64":
         allowed.add("precision")
+    if "loss" not in tomllib.loads(old):
+        allowed.add("loss")  # it was not written down; what a checkpoint knows of it is compared where it is read
     for key in sorted(before.keys() | after.keys(), key=lambda key: (key != "algorithm.name", key)):
         if key == "algorithm.name" and naming.are_same(str(before.get(key)), str(after.get(key)), called):
             continue

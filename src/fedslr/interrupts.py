@@ -31,15 +31,17 @@ def stop_on_ctrl_c(stop: Stop, warn: Callable[[str], None]) -> AbstractContextMa
     """Ctrl-C ends a run after the round it is in, where Python itself would answer it."""
     ours = threading.current_thread() is threading.main_thread()
     if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        return stop_on_signal(warn, stop, [signal.SIGINT])
+        return stop_on_signal(warn, stop, [signal.SIGINT], ends=False)
     return nullcontext()
 
 
 @contextmanager
 def stop_on_signal(
-    warn: Callable[[str], None], stop: Stop | None = None, asks: Sequence[signal.Signals] = ASKS
+    warn: Callable[[str], None], stop: Stop | None = None, asks: Sequence[signal.Signals] = ASKS, ends: bool = True
 ) -> Iterator[Stop]:
     """Ctrl-C or SIGTERM ends a run after the round it is in; a second time, at once.
+
+    `ends` says whether the process does, too, when the run is over.
 
     Launchers and `timeout` send a signal to a process and again to its group: what follows at once is an echo.
     """
@@ -58,4 +60,4 @@ def stop_on_signal(
     finally:
         for number, handler in before.items():
             # A launcher ends all its processes when one of them does, and this one is about to end by itself.
-            signal.signal(number, signal.SIG_IGN if distributed.several() else handler)
+            signal.signal(number, signal.SIG_IGN if ends and distributed.several() else handler)

@@ -14,7 +14,7 @@ from torch import nn
 from fedslr import config, naming
 from fedslr.api import Result, figures, summarize
 from fedslr.checkpoint import require_checkpoint
-from fedslr.config import Recipe, Settings
+from fedslr.config import CUSTOM, Recipe, Settings
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
@@ -67,7 +67,7 @@ def reopen(
     warn: Callable[[str], None],
 ) -> Simulation:
     """The simulation of a run folder, to be looked at."""
-    recipe = _recipe(folder, federation, model, algorithm, loss)
+    recipe = _recipe(folder, federation, model, algorithm, loss, warn)
     # Before anything is asked for that would be of no use.
     require_checkpoint(folder)
     # How it was trained does not matter to what it became, and another machine may not have it.
@@ -100,6 +100,7 @@ def _recipe(
     model: nn.Module | None,
     algorithm: Algorithm[Any, Any] | None,
     loss: Loss | None,
+    warn: Callable[[str], None],
 ) -> Recipe:
     """What the folder's run was asked to do, less what is given."""
     kept = folder / "config.toml"
@@ -113,7 +114,11 @@ def _recipe(
         table["data"] = {"clients": len(federation.clients)}
     if model is not None:
         table["model"] = {}
-    if loss is not None:
+    if (was := table.get("loss")) == CUSTOM and loss is None:
+        warn(
+            "this run was given a loss in Python; where a method learns in order to be evaluated, cross_entropy is used"
+        )
+    if was == CUSTOM or loss is not None:
         table.pop("loss", None)
     if algorithm is not None:
         if not isinstance(algorithm, Algorithm):

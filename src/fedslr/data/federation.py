@@ -124,9 +124,13 @@ class Federation:
             _require_alike(i, client, shape, self.num_classes)
         if self.class_names is not None:
             _require_names(self.class_names, self.num_classes)
-        names = self.client_names
-        if names is not None and (len(names) != len(self.clients) or len(set(names)) < len(names)):
-            raise FedslrError(f"client_names: expected {len(self.clients)} different texts, one for every client")
+        if self.client_names is not None:
+            _require_texts("client_names", self.client_names)
+            if len(set(self.client_names)) != len(self.clients) or len(self.client_names) != len(self.clients):
+                raise FedslrError(
+                    f"client_names: got {len(self.client_names)} for {len(self.clients)} clients; expected a different "
+                    "one for each, or None"
+                )
         if self.crop_padding and len(shape) != 3:
             raise FedslrError(
                 f"crop_padding: got {self.crop_padding}, but inputs of shape {list(shape)}; only images (channels, "
@@ -194,10 +198,15 @@ class Federation:
         )
 
 
-def _require_names(names: Any, classes: int | None = None) -> None:
+def _require_texts(option: str, names: Any) -> None:
     listed = isinstance(names, Sequence | np.ndarray) and not isinstance(names, str)
     if not listed or not all(isinstance(name, str) for name in names):
-        raise FedslrError("class_names: expected a list of texts, one for every class")
+        whose = "class" if option == "class_names" else "client"
+        raise FedslrError(f"{option}: expected a list of texts, one for every {whose}")
+
+
+def _require_names(names: Any, classes: int | None = None) -> None:
+    _require_texts("class_names", names)
     if classes is not None and len(names) != classes:
         raise FedslrError(f"class_names: got {len(names)}, but there are {classes} classes; expected one for each")
 

@@ -155,12 +155,20 @@ def _federation(
     clients: Sequence[Mapping[str, Any]], path: Path, names: Sequence[str], kept: Sequence[str]
 ) -> Federation:
     """Clients from a path. People know their files and names; which client one becomes is ours."""
+
+    def told(text: object) -> str:
+        text = re.sub(r"\bclient (\d+)\b", lambda found: names[int(found[1])], str(text))
+        return f"{path}: " + re.sub(", or num_classes( if that is meant)?$", "", text)  # which no recipe gives
+
     try:
-        return _named(Federation.from_arrays(clients, client_names=kept), path)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            made = _named(Federation.from_arrays(clients, client_names=kept), path)
     except FedslrError as error:
-        told = re.sub(r"\bclient (\d+)\b", lambda found: names[int(found[1])], str(error))
-        told = told.removesuffix(", or num_classes")  # which no recipe gives
-        raise FedslrError(f"{path}: {told}") from None
+        raise FedslrError(told(error)) from None
+    for warning in heard:
+        warnings.warn(told(warning.message), warning.category, stacklevel=4)
+    return made
 
 
 def _as_counted(path: Path) -> list[tuple[str, int]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fedslr import config, losses, models, schema
-from fedslr.config import DEFAULT_COHORT, Recipe
+from fedslr.config import Recipe
 from fedslr.errors import FedslrError
 from fedslr.schema import Rule, countable, countable_from_zero, memory_size, positive
 from fedslr.types import Task
@@ -64,12 +64,6 @@ class Deployment:
 
     def require_sound(self) -> None:
         """Refuse what could only fail later, far from who asked for it."""
-        most = self.recipe.settings.clients_per_round or DEFAULT_COHORT
-        if (self.options.minimum or 0) > most:
-            raise FedslrError(
-                f"federation.minimum: got {self.options.minimum}, but {most} clients at most train in a round; "
-                f"expected 1 to {most}"
-            )
         if self.recipe.model.name in models.MODELS:
             models.make(self.recipe.model.name, self.options.shape, self.options.classes, seed=0)
 

@@ -36,6 +36,8 @@ from fedslr.types import Algorithm, Loss, Params, Payload, Round, Task
 
 LARGE = 1000.0
 """An input beyond this is of no scale that models are trained on."""
+CHANCES = 5
+"""How often a model is asked the same, to see whether it answers by chance."""
 ALIKE = 0.02
 """How far answers of one model may be apart, as a share of the largest: products of a GPU may be rounded."""
 PHASES = ("train", "aggregate", "evaluate", "checkpoint")
@@ -260,7 +262,8 @@ class Simulation:
         try:
             yield
         except WireError as error:
-            largest = float(self.federation.inputs(self.federation.clients[client].x).abs().max())
+            x = self.federation.inputs(self.federation.clients[client].x)
+            largest = float(x.abs().max()) if x.is_floating_point() else 0.0
             scale = f", or inputs of a smaller scale (its largest is {largest:.3g})" if largest > LARGE else ""
             helps = f"a lower lr helps (now {round.lr:g}){scale}"
             raise FedslrError(f"{where}: training diverged: {error}; {helps}") from error
@@ -419,6 +422,12 @@ class Simulation:
     def _first_answers(self) -> list[float] | None:
         return self._answers(self.start)
 
+    @property
+    def architecture(self) -> str:
+        """What tells a model from others, whatever its weights are."""
+        shapes = [(name, tuple(p.shape)) for name, p in self.task.model.named_parameters()]
+        return hashlib.sha256(repr((repr(self.task.model), shapes)).encode()).hexdigest()[:8]
+
     @functools.cached_property
     def model_fingerprint(self) -> str:
         """The model's layers and what of it does not train; its weights are in the checkpoint."""
@@ -430,10 +439,18 @@ class Simulation:
 
     @torch.no_grad()
     def _answers(self, start: Params) -> list[float] | None:
-        """What the initial model says of a sample: its code is in no file. None where it says it by chance."""
-        x = models.shown(self.task.model, self.federation, self.federation.clients[0].x[:1].clone())
-        first, second = (self.task.outputs(start, x.clone())[0] for _ in range(2))
-        return first.tolist() if torch.equal(first, second) and bool(first.isfinite().all()) else None
+        """What the initial model says of two samples: its code is in no file. None where it says it by chance."""
+        x = models.shown(self.task.model, self.federation, self.federation.clients[0].x[:2].clone())
+        try:
+            said = []
+            for seed in range(CHANCES):
+                with torch.random.fork_rng():
+                    torch.manual_seed(seed)
+                    said.append(self.task.outputs(start, x.clone()).flatten())
+        except Exception:  # a probe: whatever is wrong with such a batch, training may never see one
+            return None
+        same = all(torch.equal(said[0], one) for one in said) and bool(said[0].isfinite().all())
+        return said[0].tolist() if same else None
 
     def save(self) -> None:
         if self.checkpoints is None or self.folder is None or self._saved == self.done:
@@ -541,17 +558,17 @@ class Simulation:
         same = before == {k: (tuple(x.shape), x.dtype) for k, x in self.start.items()}
         if not same or generation.notes["model"] != self.model_fingerprint:
             raise CheckpointError("the model is not the one this run began with; expected the same")
-        said, says = generation.notes.get("answers"), self._answers(wire.to_device(kept["start"], self.device))
-        if said is not None and not _are_near(said, says):
+        said = generation.notes.get("answers")
+        if said is not None and not _are_near(said, self._answers(wire.to_device(kept["start"], self.device))):
             raise CheckpointError(
                 "the model does not say what the one said that this run began with: its code has changed; restore it"
             )
 
 
 def _are_near(said: Sequence[float], says: Sequence[float] | None) -> bool:
-    """Whether answers are the same up to what other machines and kernels make of them."""
+    """Whether answers are the same up to what other machines and kernels make of them; so are those that are none."""
     if says is None or len(said) != len(says):
-        return False
+        return says is None
     before, now = torch.tensor(said), torch.tensor(says)
     return bool((before - now).abs().max() <= ALIKE * before.abs().max().clamp(min=1e-6))
 

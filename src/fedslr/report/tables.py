@@ -113,7 +113,8 @@ def run_in(home: Path) -> Run:
     """A run from its folder, whether it is finished or not."""
     try:
         recipe = (home / "config.toml").read_text("utf-8")
-        config = flatten(tomllib.loads(recipe))
+        # Runs are older than this key; theirs was this one, unless it was given in Python.
+        config = {"loss": "cross_entropy", **flatten(tomllib.loads(recipe))}
     except (OSError, ValueError) as error:
         raise FedslrError(f"{home / 'config.toml'}: cannot be read: {error}") from None
     if missing := [key for key in ("rounds", "algorithm.name") if key not in config]:

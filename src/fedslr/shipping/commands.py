@@ -91,11 +91,17 @@ def export(
 
 
 def _number(client: str | None, names: Sequence[str] = ()) -> int | None:
-    """The client somebody means: by its number, whatever others are called, or by its name."""
-    if client is None or re.fullmatch(r"-?\d+", client):
-        return None if client is None else int(client)
-    if client in names:
-        return list(names).index(client)
+    """The client somebody means: by its number, or by its name, which may be a number too."""
+    if client is None:
+        return None
+    called = list(names).index(client) if client in names else None
+    number = int(client) if re.fullmatch(r"-?\d+", client) else None
+    if number is not None and (called is None or number < len(names)):
+        if called not in (None, number):
+            warn(f"--client {client}: taken as a number; the client that is called so is client {called}")
+        return number
+    if called is not None:
+        return called
     expected = f"a number, or its name; {suggest(client, names)}" if names else "its number"
     raise FedslrError(f"--client: got '{client}', expected {expected}")
 
