@@ -115,9 +115,7 @@ def _recipe(
     if model is not None:
         table["model"] = {}
     if (was := table.get("loss")) == CUSTOM and loss is None:
-        warn(
-            "this run was given a loss in Python; where a method learns in order to be evaluated, cross_entropy is used"
-        )
+        warn("this run was given a loss in Python; where a method learns to be evaluated, it is by cross_entropy")
     if was == CUSTOM or loss is not None:
         table.pop("loss", None)
     if algorithm is not None:

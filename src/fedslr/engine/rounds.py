@@ -444,7 +444,7 @@ class Simulation:
         try:
             said = []
             for seed in range(CHANCES):
-                with torch.random.fork_rng():
+                with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                     torch.manual_seed(seed)
                     said.append(self.task.outputs(start, x.clone()).flatten())
         except Exception:  # a probe: whatever is wrong with such a batch, training may never see one
