@@ -232,7 +232,7 @@ def run(
     tell = warn or (lambda text: warnings.warn(text, stacklevel=3))
     text = config or dump(checked, algorithm, _data_table(federation), {"name": _model_name(model)})
     checked.cohort_size(len(federation.clients))
-    own = None if isinstance(loss, str) or loss is cross_entropy else loss
+    own = None if isinstance(known, str) else known
     pressed = Stop()
     group = distributed.join(should_stop or pressed.__bool__)
     tracking = Tracking(_tracker_names(track), tell)

@@ -354,7 +354,7 @@ def main() -> None:
         show_traceback(error)
         _leave(f"error: {error}", 2)
     except KeyboardInterrupt:
-        trains = any(name in sys.argv[1:2] for name in ("run", "compare", "sweep"))
+        trains = {"run", "compare", "sweep"}.intersection(sys.argv[1:2])
         _leave("stopped; go on from the last checkpoint with --resume" if trains else "stopped", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

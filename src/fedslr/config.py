@@ -35,14 +35,13 @@ DEFAULT_COHORT = 10
 CUSTOM = "custom"
 """The selection or the loss of a run that was given a function, which a recipe cannot name."""
 
-selection_name = Rule(
-    f"one of {', '.join(cohort.SELECTIONS)}, or module:function of your own",
-    lambda v: v in (*cohort.SELECTIONS, CUSTOM) or plugins.is_name(v),
-)
-loss_name = Rule(
-    f"one of {', '.join(losses.LOSSES)}, or module:function of your own",
-    lambda v: v in (*losses.LOSSES, CUSTOM) or plugins.is_name(v),
-)
+
+def _function_name(known: Collection[str]) -> Rule:
+    words = f"one of {', '.join(known)}, or module:function of your own"
+    return Rule(words, lambda v: v in (*known, CUSTOM) or plugins.is_name(v))
+
+
+selection_name, loss_name = _function_name(cohort.SELECTIONS), _function_name(losses.LOSSES)
 Read = TypeVar("Read")
 
 
@@ -449,16 +448,13 @@ def difference(old: str, new: str, called: str, fixed: Collection[str] = ()) -> 
     """The first key that forbids going on from one dumped recipe to another, with both values; None if none does.
 
     `called` is what the method is called now. Double precision was always multiplied exactly, whatever was written.
-
-    A setting that one of them lacks, having been written before there was such a setting, is what it was then: its
-    default, but for those in `FORMER`.
     """
-    defaults = {dotted(option.name): option.default for option in schema.describe(Settings)} | FORMER
-    before, after = ({**defaults, **flatten(tomllib.loads(text))} for text in (old, new))
+    was, now = (flatten(tomllib.loads(text)) for text in (old, new))
+    before, after = with_former(was), with_former(now)
     allowed = {dotted(k) for k in RESUMABLE} - set(fixed)
     if before.get("dtype") == "float64":
         allowed.add("precision")
-    if "loss" not in tomllib.loads(old):
+    if "loss" not in was:
         allowed.add("loss")  # it was not written down; what a checkpoint knows of it is compared where it is read
     for key in sorted(before.keys() | after.keys(), key=lambda key: (key != "algorithm.name", key)):
         if key == "algorithm.name" and naming.are_same(str(before.get(key)), str(after.get(key)), called):
@@ -467,6 +463,13 @@ def difference(old: str, new: str, called: str, fixed: Collection[str] = ()) -> 
             why = f"; rounds of {called} depend on it from the first on" if key in map(dotted, fixed) else ""
             return f"{key} was {schema.show(before.get(key))}, now {schema.show(after.get(key))}{why}"
     return None
+
+
+def with_former(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a dumped recipe, flat. One that it lacks, having been written before there was such a setting, is
+    what it was then: its default, but for those in `FORMER`."""
+    defaults = {dotted(option.name): option.default for option in schema.describe(Settings)}
+    return {**defaults, **FORMER, **settings}
 
 
 def dotted(setting: str) -> str:

@@ -214,8 +214,8 @@ def _require_names(names: Any, classes: int | None = None) -> None:
 def _count_classes(clients: Sequence[ClientData]) -> int:
     """As many as the highest label says; labels that are codes, and not numbers of classes, would fill the memory."""
     highest = [max(int(y.max()) for y in (c.y, c.y_test) if len(y)) for c in clients]
-    classes, learnt = max(highest) + 1, set(torch.cat([c.y for c in clients]).tolist())
-    occur = learnt | set(torch.cat([c.y_test for c in clients]).tolist())
+    classes, learnt = max(highest) + 1, set(torch.cat([c.y for c in clients]).unique().tolist())
+    occur = learnt | set(torch.cat([c.y_test for c in clients]).unique().tolist())
     if classes > MANY_CLASSES and classes > PER_LABEL * len(occur):
         raise FedslrError(
             f"client {highest.index(classes - 1)}: y: the highest label is {classes - 1}, but only {len(occur)} "

@@ -11,7 +11,7 @@ import math
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,16 +96,19 @@ def _hidden(path: Path) -> bool:
 
 
 def _images(folder: Path) -> list[Path]:
-    return by_name(p for p in folder.glob("*") if _is_image(p) and not _hidden(p))
+    return _sorted_out(folder)[0]
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES
+def _sorted_out(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The images of a folder, and what else is in it."""
+    found: tuple[list[Path], list[Path]] = ([], [])
+    for path in by_name(p for p in folder.glob("*") if not _hidden(p)):
+        found[path.suffix.lower() not in SUFFIXES].append(path)
+    return found
 
 
-def _tell_others(folders: Iterable[Path]) -> None:
+def _tell_others(found: Sequence[Path]) -> None:
     """Whoever lays images where they are not looked for, or has some of another format, misses them here."""
-    found = [p for folder in folders for p in by_name(folder.glob("*")) if not _is_image(p) and not _hidden(p)]
     if found:
         others = f" and {len(found) - 1} other{'s' if len(found) > 2 else ''} are" if len(found) > 1 else " is"
         no_images = f"no image{'s' if len(found) > 1 else ''} ({', '.join(SUFFIXES)})"
@@ -113,14 +116,17 @@ def _tell_others(folders: Iterable[Path]) -> None:
 
 
 def _list(folder: Path, names: Sequence[str]) -> tuple[list[Path], np.ndarray[Any, Any]]:
-    paths, labels = [], []
+    paths: list[Path] = []
+    others: list[Path] = []
+    labels: list[int] = []
     for label, name in enumerate(names):
-        found = _images(folder / name)
+        found, rest = _sorted_out(folder / name)
         if not found:
             raise FedslrError(f"{folder / name}: has no images ({', '.join(SUFFIXES[:3])}, …)")
         paths += found
         labels += [label] * len(found)
-    _tell_others(folder / name for name in names)
+        others += rest
+    _tell_others(others)
     return paths, np.array(labels)
 
 

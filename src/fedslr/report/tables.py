@@ -14,7 +14,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple
 
 from fedslr import metrics, naming
-from fedslr.config import flatten
+from fedslr.config import flatten, with_former
 from fedslr.errors import FedslrError
 from fedslr.record import read_records
 from fedslr.report import amount, read_run
@@ -113,12 +113,12 @@ def run_in(home: Path) -> Run:
     """A run from its folder, whether it is finished or not."""
     try:
         recipe = (home / "config.toml").read_text("utf-8")
-        # Runs are older than this key; theirs was this one, unless it was given in Python.
-        config = {"loss": "cross_entropy", **flatten(tomllib.loads(recipe))}
+        config = flatten(tomllib.loads(recipe))
     except (OSError, ValueError) as error:
         raise FedslrError(f"{home / 'config.toml'}: cannot be read: {error}") from None
     if missing := [key for key in ("rounds", "algorithm.name") if key not in config]:
         raise FedslrError(f"{home / 'config.toml'}: {missing[0]} is missing; the file is not that of a run, or damaged")
+    config = with_former(config)
     if (home / "summary.json").exists():
         summary, records = read_run(home)
         given = {f"given.{name}": str(text) for name, text in dict(summary.get("given", {})).items()}
