@@ -26,7 +26,7 @@ import report
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
 from conftest import make_federation
-from deployed import STEPS, Clock, Federation, Forked, Local, kill_after, mismatch, recipe
+from deployed import STEPS, Clock, Federation, Forked, Local, kill_after_calls, mismatch, recipe
 from fedslr.deploy.messages import TRAIN, Order
 from fedslr.deploy.server import Coordinator
 from test_deploy import assert_is_simulated
@@ -87,7 +87,7 @@ def server_killed(home: Path, method: str) -> Outcome:
     federation = made(home, method, rounds=LONG)
     rng = random.Random(0)
     for _ in range(KILLS):
-        kill_after(rng.uniform(0.02, 0.35), lambda: federation.run(clock=time.monotonic))
+        kill_after_calls(rng.randrange(1_000, 60_000), lambda: federation.run(clock=time.monotonic))
     return Outcome(federation, federation.run(), KILLS)
 
 

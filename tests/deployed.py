@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 import fedslr
+from dying import die_after_calls
 from fedslr import config, tree
 from fedslr.deploy import node as node_module
 from fedslr.deploy import options
@@ -87,13 +87,10 @@ class Local:
 FORK = multiprocessing.get_context("fork")
 
 
-def kill_after(seconds: float, work: Callable[[], object]) -> None:
-    """Do some work in a process of its own, which is killed in the middle of it."""
-    process = FORK.Process(target=work)
+def kill_after_calls(count: int, work: Callable[[], object]) -> None:
+    """Do some work in a process of its own, which is killed after so many function calls."""
+    process = FORK.Process(target=lambda: (die_after_calls(count), work()))
     process.start()
-    time.sleep(seconds)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert process.exitcode == -signal.SIGKILL
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch
 import fedslr
 import own_methods
 from conftest import make_arrays, make_federation, mlp
-from fedslr import checkpoint, record, store
+from fedslr import checkpoint, interrupts, record, store
 from fedslr.store import ClientStore, Entry
 
 STORES = pytest.mark.parametrize("kind", ["memory", "disk"])
@@ -192,10 +193,10 @@ def test_a_full_disk_for_metrics_is_one_line(tmp_path):
     folder.close()
 
 
-def start(out: Path, *options: str) -> subprocess.Popen[bytes]:
+def start(out: Path, *options: str, by: Sequence[str] = ("-m", "fedslr")) -> subprocess.Popen[bytes]:
     recipe = Path(__file__).parent.parent / "recipes" / "demo" / "compare.toml"
     sets = [f"--set={c}" for c in ("rounds=12", "data.clients=8", "clients_per_round=3", "evaluate.every=4")]
-    command = [sys.executable, "-m", "fedslr", "run", str(recipe), *sets, "--out", str(out), *options]
+    command = [sys.executable, *by, "run", str(recipe), *sets, "--out", str(out), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
@@ -206,15 +207,9 @@ def test_sigkill_at_random_moments(tmp_path):
     chance = random.Random(0)
     out, kills = tmp_path / "killed", 0
     for _ in range(30):
-        process = start(out, *(["--resume"] if out.exists() else []))
-        metrics = out / "metrics.jsonl"
-        before = metrics.stat().st_size if metrics.exists() else 0
-        if kills < 5:
-            # Wait until it works, then a little longer.
-            while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > before):
-                time.sleep(0.01)
-            time.sleep(chance.random() * 0.15)
-            process.send_signal(signal.SIGKILL)
+        dying = (str(Path(__file__).parent / "dying.py"), "calls", str(chance.randrange(60_000)))
+        resume = ["--resume"] if out.exists() else []
+        process = start(out, *resume, by=dying if kills < 5 else ("-m", "fedslr"))
         code = process.wait(120)
         if code == 0:
             break
@@ -230,9 +225,10 @@ def test_a_second_ctrl_c_stops_at_once(second, tmp_path):
     process = start(out, "--set=rounds=5000", "--set=data.samples_per_client=160", "--set=epochs=500")
     while not (out / "config.toml").exists():
         time.sleep(0.02)
-    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
+    assert process.stderr is not None
+    assert b"stopping after this round" in process.stderr.readline()
+    time.sleep(2 * interrupts.ECHO)
     process.send_signal(second)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
@@ -240,16 +236,28 @@ def test_a_second_ctrl_c_stops_at_once(second, tmp_path):
     assert err.strip().splitlines()[-1] == b"stopped; go on from the last checkpoint with --resume"
 
 
-@pytest.mark.parametrize("times", [1, 2], ids=["once", "echoed"])
-def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(times, tmp_path):
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_an_echo_of_ctrl_c_is_not_a_second_one(seconds, monkeypatch):
     """`timeout` sends a signal twice: to the process, then to its group."""
+    now, said = [0.0], list[str]()
+    monkeypatch.setattr(interrupts, "monotonic", lambda: now[0])
+    with interrupts.stop_on_signal(said.append) as stop:
+        signal.raise_signal(signal.SIGTERM)
+        now[0] += seconds
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.asked
+        now[0] += 1.0
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert said == ["stopping after this round; once more to stop at once"]
+
+
+def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     process = start(out, "--set=rounds=5000", "--set=checkpoint.every=1000")
     while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").stat().st_size:
         time.sleep(0.02)
-    for _ in range(times):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in err

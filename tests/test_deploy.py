@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import fedslr
 from conftest import make_arrays, make_federation, mlp
-from deployed import FORK, SIZES, STEPS, Clock, Federation, Forked, kill_after, mismatch, recipe
+from deployed import FORK, SIZES, STEPS, Clock, Federation, Forked, kill_after_calls, mismatch, recipe
 from fedslr import tree, wire
 from fedslr.config import Settings
 from fedslr.deploy import node as node_module
@@ -304,7 +304,7 @@ def test_a_server_killed_at_random_moments_goes_on(tmp_path):
     federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=40", "evaluate.every=10"]))
     rng = random.Random(0)
     for _ in range(20):
-        kill_after(rng.uniform(0.02, 0.2), lambda: serve(federation))
+        kill_after_calls(rng.randrange(1_000, 40_000), lambda: serve(federation))
     server = federation.run()
     assert mismatch(federation, server) <= EXACT
     assert_is_simulated(federation, server)

@@ -564,7 +564,7 @@ def test_a_server_whose_superlink_is_gone_leaves_the_folder(tmp_path):
 def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):
     """TLS and keys on loopback. After the first round a node is killed, and the SuperLink with the ServerApp in it;
     both are started again and the run is resumed. A node whose key nobody registered gets nowhere."""
-    changes = ["rounds=2", "clients_per_round=2", "evaluate.every=2", "federation.deadline=300"]
+    changes = ["rounds=3", "clients_per_round=2", "evaluate.every=2", "federation.deadline=300"]
     asked = recipe(clients=2, changes=changes)
     federation = Federation(tmp_path, make_federation([40, 30]), asked)
     run = tmp_path / "run"
@@ -599,10 +599,10 @@ def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):
         link.start_superlink()
         start(1)
         fedslr_command("resume", str(run))
-        records = loopback.follow(run, 2, print, limit=300)
+        records = loopback.follow(run, 3, print, limit=300)
 
-    assert done == 1
-    assert [r["clients"] for r in records] == [[0, 1]] * 2
+    assert 1 <= done < 3
+    assert [r["clients"] for r in records] == [[0, 1]] * 3
     assert not (tmp_path / "stranger").exists()
     simulation = federation.simulated()
     server = restore(type(simulation.server), Ledger(run).tree("server"))

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 import fedslr
-from fedslr import config, display, experiments, metrics, record
+from fedslr import config, display, experiments, interrupts, metrics, record
 from fedslr.report import curves, tables
 
 RECIPE = """
@@ -210,7 +210,7 @@ def test_a_comparison_that_was_stopped_goes_on(recipe, tmp_path):
     assert [r["accuracy_personal"] for r in lines] == [r["accuracy_personal"] for r in whole.records]
 
 
-LONG = [*THREE_RUNS, "--set", "rounds=3000", "--set", "checkpoint.every=1"]
+LONG = [*THREE_RUNS, "--set", "rounds=1000000", "--set", "checkpoint.every=1"]
 
 
 def launch(recipe: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:
@@ -268,10 +268,12 @@ def test_a_second_ctrl_c_ends_all_workers_at_once(recipe, tmp_path):
     while process.poll() is None and len(list(out.glob("*/config.toml"))) < 2:
         time.sleep(0.02)
     workers = workers_of(process)
-    for _ in range(2):
-        os.killpg(process.pid, signal.SIGINT)
-        time.sleep(0.3)
-    _, err = process.communicate(timeout=20)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr is not None
+    assert b"stopping" in process.stderr.readline()
+    time.sleep(2 * interrupts.ECHO)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert b"Traceback" not in err
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
