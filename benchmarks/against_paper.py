@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import report
-from fedslr.metrics import LATE
+from fedslr.storage.statistics import LATE
 
 
 class Figures(NamedTuple):

@@ -27,10 +27,11 @@ from torch.nn.functional import cross_entropy
 
 import fedslr
 import report
-from fedslr import models, seeds
-from fedslr.config import Settings
-from fedslr.engine import cohort
+from fedslr import models
+from fedslr.core import seeds
+from fedslr.engine import selection
 from fedslr.engine.rounds import Simulation
+from fedslr.engine.settings import Settings
 
 LR, DECAY = 0.1, 1e-3
 BARE = "bare PyTorch loop"
@@ -52,14 +53,14 @@ def load() -> fedslr.Federation:
 
 def bare_rounds(federation: fedslr.Federation, settings: Settings) -> Iterator[nn.Module]:
     """What one writes in a notebook: torch.optim, one client after another, the weighted mean of the models."""
-    model = models.build("cnn", federation, settings.seed)
+    model = models.build("cnn", federation.input_shape, federation.num_classes, settings.seed)
     worker = copy.deepcopy(model)
     sizes = [len(c.y) for c in federation.clients]
     for t in range(settings.rounds):
         lr = LR * settings.lr_decay**t
         total: dict[str, torch.Tensor] = {}
         weights = 0
-        for c in cohort.draw(cohort.uniform, 10, sizes, settings.seed, t):
+        for c in selection.draw(selection.uniform, 10, sizes, settings.seed, t):
             x, y = federation.inputs(federation.clients[c].x), federation.clients[c].y
             worker.load_state_dict(model.state_dict())
             optimizer = torch.optim.SGD(worker.parameters(), lr=lr, weight_decay=DECAY)

@@ -18,19 +18,19 @@ from typing import Any
 import torch
 
 import report
-from fedslr import tree, wire
+from fedslr.core import factored, tree
+from fedslr.core.states import plain, restore
 from fedslr.data import share_out
 from fedslr.deploy import loopback, options
 from fedslr.deploy.ledger import Ledger
 from fedslr.deploy.node_store import NodeStore
 from fedslr.engine.rounds import Simulation
-from fedslr.store import plain, restore
 
 METHODS = ("fedslr", "scaffold", "ditto")
 
 
 def difference(a: tuple[Any, ...], b: tuple[Any, ...]) -> float:
-    pairs = zip(*(tree.leaves(wire.unfold(plain(x))) for x in (a, b)), strict=True)
+    pairs = zip(*(tree.leaves(factored.unfold(plain(x))) for x in (a, b)), strict=True)
     return max((float((x - y).abs().max()) for x, y in pairs if isinstance(x, torch.Tensor)), default=0.0)
 
 

@@ -19,11 +19,11 @@ import torch
 import fedslr
 import report
 from fedslr.algorithms import ALGORITHMS
-from fedslr.config import Settings
 from fedslr.data.federation import ClientData, Federation
 from fedslr.data.images import CIFAR10
 from fedslr.data.normalization import Normalization
 from fedslr.engine.rounds import PHASES, Simulation
+from fedslr.engine.settings import Settings
 
 
 def random_images(clients: int = 100) -> Federation:

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 
 import report
-from fedslr import config, models
+from fedslr import models
 from fedslr.algorithms.fedavg import Server
+from fedslr.core.types import Params
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
-from fedslr.types import Params
+from fedslr.run import recipes
 
 LEADS, EXACT = "tf32", "float32"
 
@@ -34,8 +35,8 @@ LEADS, EXACT = "tf32", "float32"
 class Follower:
     """A run in one precision that can be put anywhere on the way of another."""
 
-    def __init__(self, federation: Federation, recipe: config.Recipe) -> None:
-        model = models.build(recipe.model.name, federation, recipe.settings.seed)
+    def __init__(self, federation: Federation, recipe: recipes.Recipe) -> None:
+        model = models.build(recipe.model.name, federation.input_shape, federation.num_classes, recipe.settings.seed)
         self.run = Simulation(recipe.method("fedavg"), federation, model, recipe.settings)
 
     @property
@@ -92,7 +93,7 @@ def main() -> None:
         options.error("--first, --last: expected rounds counted from 1, the first not after the last")
     report.require_gpu()
     changes = [*given.set, f"rounds={given.last + 1}", f"evaluate.every={given.last + 1}"]
-    recipes = {p: config.read(given.recipe, [*changes, f"precision={p}"]) for p in (LEADS, "bf16", EXACT)}
+    recipes = {p: recipes.read(given.recipe, [*changes, f"precision={p}"]) for p in (LEADS, "bf16", EXACT)}
     federation = share_out(recipes[LEADS].data)
     runs = {p: Follower(federation, recipe) for p, recipe in recipes.items()}
     judge, found = runs[LEADS], []

@@ -55,7 +55,7 @@ def main(folder: str, rounds: int, threads: int) -> None:
     from fedslr import models
 
     federation = load()
-    module = with_loss(models.build("cnn", federation, 0))
+    module = with_loss(models.build("cnn", federation.input_shape, federation.num_classes, 0))
     model = PyTorchModel(
         module,
         lambda params, lr: torch.optim.SGD(params, lr=lr, weight_decay=DECAY),

@@ -29,11 +29,11 @@ import torch
 
 import fedslr
 import report
-from fedslr.config import Settings
 from fedslr.data.federation import ClientData
 from fedslr.engine.rounds import Simulation
-from fedslr.record import RunFolder
-from fedslr.store import Entry, write_tree
+from fedslr.engine.settings import Settings
+from fedslr.storage.run_folder import RunFolder
+from fedslr.storage.tree_files import Entry, write_tree
 
 SAMPLES, TESTED, WARM, COHORT = 20, 5, 10, 10
 LINKS = 30_000

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from fedslr.errors import FedslrError
-from fedslr.store import write_durably
+from fedslr.core.durable import write_durably
+from fedslr.core.errors import FedslrError
 
 
 def call(main: Callable[[], None]) -> None:

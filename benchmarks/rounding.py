@@ -29,21 +29,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import report
-from fedslr import config, models
+from fedslr import models
+from fedslr.core.errors import FedslrError
 from fedslr.data import share_out
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
-from fedslr.errors import FedslrError
 from fedslr.report.colours import PALETTE
+from fedslr.run import recipes
 
 STEP = 1e-6
 """Relative distance between starts: some units in the last place of single precision."""
 
 
-def evaluations(federation: Federation, recipe: config.Recipe, method: str, start: int) -> Iterator[tuple[int, float]]:
+def evaluations(federation: Federation, recipe: recipes.Recipe, method: str, start: int) -> Iterator[tuple[int, float]]:
     """Round and accuracy of a run from its start."""
     settings = recipe.settings
-    model = models.build(recipe.model.name, federation, settings.seed)
+    model = models.build(recipe.model.name, federation.input_shape, federation.num_classes, settings.seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 + STEP * start)
@@ -125,7 +126,7 @@ def main() -> None:
     if given.starts < 2:
         options.error("--starts: one run has no deviation; expected 2 or more")
     changes = [*given.set, f"rounds={given.rounds}", f"evaluate.every={given.every}"]
-    recipes = {p: config.read(given.recipe, [*changes, f"precision={p}"]) for p in given.precisions}
+    recipes = {p: recipes.read(given.recipe, [*changes, f"precision={p}"]) for p in given.precisions}
     recipe = next(iter(recipes.values()))
     asked = {k: v for k, v in recipe.to_table().items() if k not in ("algorithm", "precision", "device")}
     asked["data"].pop("root")

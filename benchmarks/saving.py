@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 import report
-from fedslr import store
 from fedslr.models.resnet import ResNet18
-from fedslr.store import ClientStore
+from fedslr.storage import tree_files
+from fedslr.storage.client_store import ClientStore
 
 DENSITY = 0.05
 
@@ -48,7 +48,7 @@ def measure(states: list[dict[str, Any]], device: str) -> dict[str, float]:
         for client, one in enumerate(states):
             kept.put(client, one, 1)
         took = {"save": seconds(kept.save)}
-        took["verify"] = seconds(lambda: store.verify(Path(folder), kept.entries.values()))
+        took["verify"] = seconds(lambda: tree_files.verify(Path(folder), kept.entries.values()))
         took["MB"] = sum(p.stat().st_size for p in Path(folder).iterdir()) / 1e6
         kept.close()
         return took
@@ -62,11 +62,11 @@ def main() -> None:
     given = options.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     states = [state(client) for client in range(given.clients)]
-    counts = sorted({1, store.threads()})
+    counts = sorted({1, tree_files.threads()})
     found: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
     for turn in range(given.repeat + 1):
         for count in counts:
-            store.THREADS = count
+            tree_files.THREADS = count
             took = measure(states, device)
             # The first turn warms up the disk and the memory.
             if turn:

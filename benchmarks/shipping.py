@@ -26,12 +26,12 @@ from torch import Tensor, nn
 
 import fedslr
 import report
-from fedslr.matrix import LowRank, matrix_shape, to_matrix
+from fedslr.core.matrix import LowRank, matrix_shape, to_matrix
+from fedslr.core.prox import soft_threshold
+from fedslr.export import programs
+from fedslr.export.export import SUFFIXES
+from fedslr.export.timing import OnnxRuntime, Torch, milliseconds
 from fedslr.models.resnet import ResNet18
-from fedslr.prox import soft_threshold
-from fedslr.shipping import programs
-from fedslr.shipping.export import SUFFIXES
-from fedslr.shipping.timing import OnnxRuntime, Torch, milliseconds
 
 TRAINED = Path(__file__).parent.parent / "results" / "cifar10-dirichlet0.1" / "fedslr" / "summary.json"
 PAPER = {0.0: 11.17, 1e-5: 7.33, 5e-5: 6.56, 1e-4: 5.54, 5e-4: 3.09, 1e-3: 1.27}

@@ -18,10 +18,10 @@ from collections.abc import Callable
 import torch
 
 import report
-from fedslr import spectral
-from fedslr.matrix import LowRank, from_matrix, matrix_shape
+from fedslr.core import spectral
+from fedslr.core.matrix import LowRank, from_matrix, matrix_shape
+from fedslr.core.prox import singular_value_threshold
 from fedslr.models.resnet import ResNet18
-from fedslr.prox import singular_value_threshold
 
 THRESHOLD = 1e-3
 Way = Callable[[dict[str, torch.Tensor]], dict[str, LowRank]]

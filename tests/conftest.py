@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import fedslr
-from fedslr import cli
-from fedslr.engine import cohort
+from fedslr.cli import main
+from fedslr.engine import selection
 
 torch.set_num_threads(1)
 
@@ -66,7 +66,7 @@ def small_cnn(classes: int = 3) -> nn.Module:
 
 def cohort_of(clients: int, size: int, round: int) -> list[int]:
     """The clients that are sampled uniformly in a round of a run with seed 0."""
-    return cohort.draw(cohort.uniform, size, [1] * clients, 0, round)
+    return selection.draw(selection.uniform, size, [1] * clients, 0, round)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr(sys, "argv", ["fedslr", *map(str, args)])
         capsys.readouterr()
         try:
-            cli.main()
+            main.main()
             code = 0
         except SystemExit as stop:
             code = int(stop.code or 0)

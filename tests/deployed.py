@@ -15,14 +15,15 @@ import torch
 
 import fedslr
 from dying import die_after_calls
-from fedslr import config, tree
+from fedslr.core import tree
+from fedslr.core.states import restore
 from fedslr.deploy import node as node_module
 from fedslr.deploy import options
 from fedslr.deploy.messages import Order
 from fedslr.deploy.node import Node
 from fedslr.deploy.server import Coordinator, open_coordinator
 from fedslr.engine.rounds import Simulation
-from fedslr.store import restore
+from fedslr.run import recipes
 
 SIZES = [5, 11, 3, 8, 7]
 RECIPE = """
@@ -44,7 +45,7 @@ deadline = 5
 
 
 def recipe(method: str = "fedslr", clients: int = len(SIZES), changes: Iterable[str] = ()) -> options.Deployment:
-    return options.parse(config.apply(tomllib.loads(RECIPE.format(method=method, clients=clients)), list(changes)))
+    return options.parse(recipes.apply(tomllib.loads(RECIPE.format(method=method, clients=clients)), list(changes)))
 
 
 def data_of(federation: fedslr.Federation, client: int) -> Callable[[int], fedslr.Federation]:

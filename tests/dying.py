@@ -31,7 +31,7 @@ def die_after_calls(count: int) -> None:
 
 def _on_record(act: Callable[[int], None]) -> None:
     """Have `act` called with the number of every record, from 1 on, before it is written."""
-    from fedslr.record import RunFolder, SharedFolder
+    from fedslr.storage.run_folder import RunFolder, SharedFolder
 
     written = [0]
     for kind in (RunFolder, SharedFolder):

@@ -16,10 +16,10 @@ import fedslr
 @dataclass(frozen=True)
 class Half(fedslr.FedAvg):
     name: ClassVar[str] = "half"
-    share: Annotated[float, fedslr.schema.fraction, "of the way that the server goes"] = 0.5
+    share: Annotated[float, fedslr.core.schema.fraction, "of the way that the server goes"] = 0.5
 
     def aggregate(self, server, mean_upload, cohort_size):
-        return super().aggregate(server, fedslr.tree.map(lambda d: self.share * d, mean_upload), cohort_size)
+        return super().aggregate(server, fedslr.core.tree.map(lambda d: self.share * d, mean_upload), cohort_size)
 
 
 class Other(Half):
@@ -53,7 +53,7 @@ class Field(fedslr.FedAvg):
 
 class Undecorated(Half):
     name = "undecorated"
-    beta: Annotated[float, fedslr.schema.fraction, "nothing"] = 0.5
+    beta: Annotated[float, fedslr.core.schema.fraction, "nothing"] = 0.5
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Listed(Half):
 @dataclass(frozen=True)
 class Needy(Half):
     name: ClassVar[str] = "needy"
-    share: Annotated[float, fedslr.schema.fraction, "without a default"] = field(kw_only=True)
+    share: Annotated[float, fedslr.core.schema.fraction, "without a default"] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Unusual(Half):
 
     @scaled
     def aggregate(self, server, mean_upload, cohort_size, scale):
-        w = fedslr.tree.map(lambda w, d: w + scale * d, server.w, mean_upload)
+        w = fedslr.core.tree.map(lambda w, d: w + scale * d, server.w, mean_upload)
         return Seen(w, torch.cat([server.cohorts, torch.tensor([float(cohort_size)])]))
 
     def resize(self, server, num_clients):
@@ -253,7 +253,7 @@ class InPlace(Whole):
         for batch in data.epochs(round.epochs):
             for k, g in task.grad(payload, batch).items():
                 payload[k] -= round.lr * g
-        return (), fedslr.tree.sub(payload, before)
+        return (), fedslr.core.tree.sub(payload, before)
 
 
 class Replacing(Whole):
@@ -264,7 +264,7 @@ class Replacing(Whole):
         for batch in data.epochs(round.epochs):
             for k, g in task.grad(payload, batch).items():
                 payload[k] = payload[k] - round.lr * g
-        return (), fedslr.tree.sub(payload, before)
+        return (), fedslr.core.tree.sub(payload, before)
 
 
 class Data(Whole):
@@ -275,7 +275,7 @@ class Data(Whole):
         for batch in data.epochs(round.epochs):
             for k, g in task.grad(payload, batch).items():
                 payload[k].data.sub_(round.lr * g)
-        return (), fedslr.tree.sub(payload, before)
+        return (), fedslr.core.tree.sub(payload, before)
 
 
 class Moving(NamedTuple):
@@ -359,20 +359,20 @@ class Rich(fedslr.FedSLR):
 @dataclass(frozen=True)
 class Maybe(Half):
     name: ClassVar[str] = "maybe"
-    k: Annotated[int | None, fedslr.schema.countable, "nothing"] = None
-    rate: Annotated[float, fedslr.schema.fraction, "nothing"] | None = None
+    k: Annotated[int | None, fedslr.core.schema.countable, "nothing"] = None
+    rate: Annotated[float, fedslr.core.schema.fraction, "nothing"] | None = None
 
 
 @dataclass(frozen=True)
 class Fixed(Half):
     name: ClassVar[str] = "fixed"
-    share: Annotated[float, fedslr.schema.fraction, "not to be set"] = field(default=0.5, init=False)
+    share: Annotated[float, fedslr.core.schema.fraction, "not to be set"] = field(default=0.5, init=False)
 
 
 @dataclass(frozen=True)
 class Typo(Half):
     name: ClassVar[str] = "typo"
-    beta: Annotated[float, fedslr.schema.positiv, "misspelt"] = 0.5
+    beta: Annotated[float, fedslr.core.schema.positiv, "misspelt"] = 0.5
 
 
 class NewState(Wrong):
@@ -424,7 +424,7 @@ class Diverging(Half):
     name = "diverging"
 
     def aggregate(self, server, mean_upload, cohort_size):
-        return super().aggregate(server, fedslr.tree.map(lambda d: d * float("nan"), mean_upload), cohort_size)
+        return super().aggregate(server, fedslr.core.tree.map(lambda d: d * float("nan"), mean_upload), cohort_size)
 
 
 class Singular(Half):

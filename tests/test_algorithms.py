@@ -15,11 +15,12 @@ from torch import Tensor, nn
 import fedslr
 import transcriptions as rows
 from conftest import cohort_of, make_federation, mlp, small_cnn
-from fedslr import tree, wire
-from fedslr.config import Settings
+from fedslr.channel import encoding
+from fedslr.core import tree
+from fedslr.core.matrix import dense
 from fedslr.data.batches import EVALUATION
 from fedslr.engine.rounds import Simulation
-from fedslr.matrix import dense
+from fedslr.engine.settings import Settings
 
 SIZES = [5, 11, 3, 8, 7]
 FULL_BATCH = 1000
@@ -146,7 +147,7 @@ def test_fedslr_is_its_transcription(kind, sampled):
         assert_close(ours.personal_params(i), expected)
     # The penalties must bite, or this would say little.
     ranks = ours.algorithm.ranks(ours.server)
-    assert any(rank < min(fedslr.matrix.matrix_shape(tuple(shared[k].shape))) for k, rank in ranks.items())
+    assert any(rank < min(fedslr.core.matrix.matrix_shape(tuple(shared[k].shape))) for k, rank in ranks.items())
     sparse = [(tree_leaf == 0).float().mean() for tree_leaf in ours.state(cohorts[-1][0]).p.values()]
     assert 0 < float(torch.stack(sparse).mean()) < 1
 
@@ -175,7 +176,7 @@ class AllDuals(fedslr.FedSLR):
     def aggregate(self, server: Any, mean_upload: Any, cohort_size: int) -> Any:
         gamma = tree.mean(type(self).clients())
         z = tree.map(lambda w, d, c: w + d - self.eta_g * c, dense(server.w), mean_upload, gamma)
-        return server._replace(w=fedslr.prox.low_rank(z, self.rank_penalty * self.eta_g), gamma=gamma)
+        return server._replace(w=fedslr.core.prox.low_rank(z, self.rank_penalty * self.eta_g), gamma=gamma)
 
 
 @pytest.mark.parametrize("sampled", [2, 5])
@@ -488,13 +489,13 @@ EVERYTHING = ["0.weight", "0.bias", "2.weight", "2.bias"]
 @pytest.mark.parametrize("name", fedslr.ALGORITHMS)
 def test_only_what_is_shared_travels(name, monkeypatch):
     sent: list[list[str]] = []
-    real = wire.encode
+    real = encoding.encode
 
     def spy(tree: Any) -> Any:
-        sent.append(list(wire.decode(real(tree).data)))
+        sent.append(list(encoding.decode(real(tree).data)))
         return real(tree)
 
-    monkeypatch.setattr(wire, "encode", spy)
+    monkeypatch.setattr(encoding, "encode", spy)
     run(fedslr.ALGORITHMS[name](), mlp().double(), (6,), 2, rounds=1)
     down, up = SENT.get(name, (EVERYTHING, EVERYTHING))
     # The first broadcast, two uploads, the next broadcast; FedSpa addresses each of its two clients as well.
@@ -520,7 +521,7 @@ def test_what_is_sent_has_the_rank_that_is_reported():
     ranks = ours.algorithm.ranks(ours.server)
     assert ranks
     for name, rank in ranks.items():
-        assert int(torch.linalg.matrix_rank(fedslr.matrix.to_matrix(ours.payload[name]), tol=1e-9)) == rank
+        assert int(torch.linalg.matrix_rank(fedslr.core.matrix.to_matrix(ours.payload[name]), tol=1e-9)) == rank
 
 
 def test_a_method_without_a_global_model_gives_none():

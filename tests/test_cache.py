@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import fedslr
-from fedslr import display
+from fedslr.cli import display
 from fedslr.data import DataOptions, cache, images, own, prepare
 from fedslr.data.images import cifar10, read_images, tinyimagenet
 from test_images import write_cifar10, write_tiny

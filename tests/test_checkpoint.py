@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,10 @@ import torch
 import fedslr
 import own_methods
 from conftest import make_arrays, make_federation, mlp
-from fedslr import checkpoint, interrupts, record, store
-from fedslr.store import ClientStore, Entry
+from fedslr.core import interrupts
+from fedslr.storage import checkpoint, record, run_folder, tree_files
+from fedslr.storage.client_store import ClientStore
+from fedslr.storage.tree_files import Entry
 
 STORES = pytest.mark.parametrize("kind", ["memory", "disk"])
 
@@ -83,7 +84,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, number: int, after: bool = False) ->
     wrap(Path, "replace")
     wrap(Path, "unlink")
     wrap(os, "fsync")
-    wrap(record.RunFolder, "append")
+    wrap(run_folder.RunFolder, "append")
     return log
 
 
@@ -94,9 +95,9 @@ def assert_clean(out: Path) -> None:
     named = set()
     for number in kept.rounds():
         generation = kept._read(number)
-        store.read_verified(folder, generation.server)
+        tree_files.read_verified(folder, generation.server)
         for entry in generation.clients.values():
-            store.read_verified(folder / "clients", entry)
+            tree_files.read_verified(folder / "clients", entry)
             named.add(entry.file)
     assert len(kept.rounds()) <= checkpoint.KEPT
     assert {p.name for p in (folder / "clients").iterdir()} == named
@@ -183,7 +184,7 @@ def test_a_full_disk_for_metrics_is_one_line(tmp_path):
     """A real ENOSPC, from /dev/full; closing the file afterwards must not hide what was said."""
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    folder = record.RunFolder(tmp_path)
+    folder = run_folder.RunFolder(tmp_path)
     folder._metrics.close()
     folder._metrics = Path("/dev/full").open("ab")  # noqa: SIM115
     with pytest.raises(
@@ -406,17 +407,6 @@ def test_a_run_is_saved_when_it_is_interrupted_whatever_the_clock_says(tmp_path)
     assert contents(tmp_path) == contents(tmp_path / "whole")
 
 
-def test_a_run_from_before_a_setting_can_go_on(tmp_path):
-    run(tmp_path, rounds=3)
-    kept = tmp_path / "config.toml"
-    lines = [line for line in kept.read_text().splitlines() if not line.startswith(("minutes", "precision", "engine"))]
-    kept.write_text("\n".join(lines))
-    run(tmp_path, rounds=5, resume=True)
-    run(tmp_path / "whole", rounds=5)
-    assert contents(tmp_path)["clients"] == contents(tmp_path / "whole")["clients"]
-    assert tomllib.loads(kept.read_text())["checkpoint"] == {"every": 1, "minutes": 0.0}
-
-
 def test_rounds_can_be_added_to_a_finished_run(tmp_path):
     run(tmp_path / "a", rounds=3)
     run(tmp_path / "a", resume=True, rounds=6, evaluate_every=2)
@@ -624,16 +614,6 @@ def test_models_that_cannot_be_probed_can_be_resumed(kind, tmp_path):
     fedslr.run(fedslr.FedAvg(), model=kind(1.0), rounds=2, resume=True, **asked)
 
 
-def test_a_run_from_before_losses_had_names_goes_on(tmp_path):
-    federation = make_federation([8, 8])
-    asked = {"federation": federation, "model": mlp(), "out": tmp_path / "d", "loss": own_methods.doubled}
-    fedslr.run(fedslr.FedAvg(), rounds=1, **asked)
-    config = tmp_path / "d" / "config.toml"
-    config.write_text(config.read_text().replace('loss = "custom"\n', ""))
-    assert "loss" not in config.read_text()
-    fedslr.run(fedslr.FedAvg(), rounds=2, resume=True, **asked)
-
-
 def test_a_model_that_speaks_by_chance_can_be_resumed(tmp_path):
     asked = {"federation": make_federation([5, 8]), "out": tmp_path / "b", "engine": "eager"}
     fedslr.run(fedslr.FedAvg(), model=Scaled(1.0, noise=1.0), rounds=1, **asked)
@@ -646,7 +626,7 @@ def test_a_folder_holds_one_run_of_one_process(tmp_path):
         run(tmp_path, rounds=1)
     with pytest.raises(fedslr.FedslrError, match="holds no run to resume"):
         run(tmp_path / "nowhere", resume=True)
-    busy = record.RunFolder(tmp_path / "busy")
+    busy = run_folder.RunFolder(tmp_path / "busy")
     with pytest.raises(fedslr.FedslrError, match="another process is running"):
         run(tmp_path / "busy", rounds=1)
     busy.close()
@@ -681,20 +661,20 @@ def test_stores_give_back_what_they_were_given(budget, tmp_path):
 def test_sparse_states_take_little_room(tmp_path):
     x = torch.zeros(100_000)
     x[:50] = 1.0
-    store.write_tree(tmp_path / "sparse.safetensors", {"p": x})
+    tree_files.write_tree(tmp_path / "sparse.safetensors", {"p": x})
     assert (tmp_path / "sparse.safetensors").stat().st_size < 2_000
 
 
 def test_a_state_file_is_plain_safetensors(tmp_path):
     import safetensors.torch
 
-    entry = store.write_tree(tmp_path / "state.safetensors", {"w": torch.ones(3)})
+    entry = tree_files.write_tree(tmp_path / "state.safetensors", {"w": torch.ones(3)})
     assert torch.equal(safetensors.torch.load_file(tmp_path / "state.safetensors")["0"], torch.ones(3))
-    assert torch.equal(store.read_tree(tmp_path, entry)["w"], torch.ones(3))
+    assert torch.equal(tree_files.read_tree(tmp_path, entry)["w"], torch.ones(3))
     with pytest.raises(fedslr.CheckpointError, match="SHA-256 does not match"):
-        store.read_tree(tmp_path, Entry(entry.file, "0" * 64))
+        tree_files.read_tree(tmp_path, Entry(entry.file, "0" * 64))
     with pytest.raises(fedslr.CheckpointError, match="cannot read"):
-        store.read_tree(tmp_path, Entry("nothing", "0" * 64))
+        tree_files.read_tree(tmp_path, Entry("nothing", "0" * 64))
 
 
 def test_generations_that_are_not_json_are_damaged(tmp_path):

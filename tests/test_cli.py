@@ -19,9 +19,11 @@ import typer.main
 from torch.nn.functional import cross_entropy
 
 import fedslr
-from fedslr import cli, config, plugins, schema
+from fedslr.cli import main
+from fedslr.core import plugins, schema
+from fedslr.core.failures import failure
 from fedslr.data import DataOptions
-from fedslr.machine import failure
+from fedslr.run import recipe_text, recipes
 
 TINY = """
 rounds = 2
@@ -86,7 +88,7 @@ def hidden() -> fedslr.FedAvg:
         ({}, True),
         ({"loss": lambda outputs, y: 3 * cross_entropy(outputs, y)}, False),
         ({"selection": lambda rng, size, examples: [0, 1]}, False),
-        ({"model": fedslr.models.build("mlp", fedslr.load("digits", clients=2), 0)}, False),
+        ({"model": fedslr.models.build("mlp", (1, 8, 8), 10, 0)}, False),
         ({"algorithm": Mine()}, True),
         ({"algorithm": hidden()}, False),
     ],
@@ -190,7 +192,10 @@ def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
         ("algorithm.name=mine:Listed", "'layers' is of another type than settings have: int, float, bool, str"),
         ("algorithm.name=mine:Needy", "but 'share' has no plain default"),
         ("algorithm.name=mine:Fixed", "but 'share' cannot be set; leave out init=False"),
-        ("algorithm.name=mine:Typo", "but an annotation of it cannot be read: module 'fedslr.schema' has no attribute"),
+        (
+            "algorithm.name=mine:Typo",
+            "but an annotation of it cannot be read: module 'fedslr.core.schema' has no attribute",
+        ),
         ("algorithm.name=mine:Picky", "algorithm: 'mine:Picky' fails in "),
         ("algorithm.name=mine:Made", "a recipe cannot name it; expected a class at the top of a module"),
         ("algorithm.name=mine:NoPair", "local_update: got dict, expected (the client's new state, its upload as a"),
@@ -306,16 +311,6 @@ def test_right_methods_of_ones_own(mine, recipe, command):
     assert command("sweep", recipe, "--set", "algorithm.name=mine:Maybe", "--over", "k=1,2", "--out", "s")[0] == 0
 
 
-def test_a_run_folder_of_former_times_goes_on(mine, recipe, command):
-    """It had what the method is called, not where it is."""
-    own = ("--out", "a", "--set", "algorithm.name=mine:Half")
-    assert command("run", recipe, *own)[0] == 0
-    kept = Path("a/config.toml")
-    kept.write_text(kept.read_text().replace("mine:Half", "half"))
-    assert command("run", recipe, *own, "--set", "rounds=9", "--resume")[0] == 0
-    assert "mine:Half" in kept.read_text()
-
-
 def test_another_state_than_before_is_told(mine, recipe, command):
     own = ("--out", "a", "--set", "algorithm.name=mine:Momentum")
     assert command("run", recipe, *own)[0] == 0
@@ -383,7 +378,7 @@ def test_memory_that_is_not_there_is_a_line(error, line, recipe, command, tmp_pa
     def run_recipe(*args: Any, **options: Any) -> None:
         raise error
 
-    monkeypatch.setattr(cli.api, "run_recipe", run_recipe)
+    monkeypatch.setattr(main.api, "run_recipe", run_recipe)
     code, _, err = command("run", recipe, "--out", tmp_path / "a")
     assert_one_plain_line(code, err, f"error: {line}")
     code, _, err = command("compare", recipe, "--methods", "local,fedavg", "--jobs", 1, "--out", tmp_path / "b")
@@ -443,16 +438,16 @@ def test_a_recipe_with_every_key_is_the_defaults(command, tmp_path, method):
     code, printed, _ = command("recipe", method)
     assert code == 0
     (tmp_path / "mine.toml").write_text(printed, "utf-8")
-    assert config.read(tmp_path / "mine.toml") == config.parse({"algorithm": {"name": method}})
+    assert recipes.read(tmp_path / "mine.toml") == recipes.parse({"algorithm": {"name": method}})
     told = {line.removeprefix("# ").split(" = ")[0].split(" =")[0] for line in printed.splitlines()}
-    assert {*config.PLAIN, *schema.fields(DataOptions), *(key for _, key in config.GROUPED.values())} <= told
+    assert {*recipe_text.PLAIN, *schema.fields(DataOptions), *(key for _, key in recipe_text.GROUPED.values())} <= told
 
 
 OWN = """
 from dataclasses import dataclass
 from typing import Annotated
 from fedslr import FedAvg
-from fedslr.schema import positive
+from fedslr.core.schema import positive
 
 @dataclass(frozen=True)
 class Own(FedAvg):
@@ -513,17 +508,16 @@ def test_version_and_module_entry():
 SCRIPT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]["scripts"]["fedslr"]
 
 
-@pytest.mark.parametrize(
-    "call", [["-m", "fedslr"], ["-c", "from {} import {main}; {main}()"]], ids=["module", "script"]
-)
+@pytest.mark.parametrize("call", [["-m", "fedslr"], ["fedslr"]], ids=["module", "script"])
 def test_an_interrupt_while_it_is_imported_is_a_line(call, tmp_path):
     """A torch that interrupts whoever imports it stands for a person who is quick."""
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise SystemExit(5)\n")
     module, _, main = SCRIPT.partition(":")
     path = os.pathsep.join([str(tmp_path), str(Path(fedslr.__path__[0]).parent)])
-    words = [word.format(module, main=main) for word in call]
+    (tmp_path / "fedslr").write_text(f"from {module} import {main}\n{main}()\n")
     done = subprocess.run(
-        [sys.executable, *words, "--version"],
+        [sys.executable, *call, "--version"],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
@@ -531,39 +525,6 @@ def test_an_interrupt_while_it_is_imported_is_a_line(call, tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped before anything was done\n")
-
-
-def test_names_come_when_they_are_asked_for():
-    """`import fedslr` alone is quick, and all the public names are there all the same."""
-    program = (
-        "import sys, fedslr\n"
-        "assert 'torch' not in sys.modules\n"
-        "assert {'run', 'load', 'FedSLR', '__version__'} <= set(dir(fedslr)) and not hasattr(fedslr, 'nothing')\n"
-        "assert fedslr.config.Settings is fedslr.Settings\n"
-        "assert not hasattr(fedslr, 'a.b') and not hasattr(fedslr, 'version')\n"
-        "from fedslr import *\n"
-        "assert run is fedslr.run and FedSLR is fedslr.ALGORITHMS['fedslr']\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_every_module_can_be_the_first_that_is_imported():
-    """Each asks for others, some of them by way of the package, which is itself only half there then."""
-    home = Path(fedslr.__path__[0])
-    found = sorted(p.relative_to(home.parent).with_suffix("") for p in home.rglob("*.py") if p.name != "__main__.py")
-    names = [".".join(p.parts).removesuffix(".__init__") for p in found]
-    program = (
-        "import sys, importlib\n"
-        "import torch, numpy, typer, rich, matplotlib, jinja2, safetensors\n"
-        "optional = ('flwr', 'cryptography', 'triton')\n"
-        f"for name in {names}:\n"
-        "    for loaded in [m for m in sys.modules if m.split('.')[0] == 'fedslr']: del sys.modules[loaded]\n"
-        "    try: importlib.import_module(name)\n"
-        "    except ModuleNotFoundError as error:\n"
-        "        if (error.name or '').split('.')[0] not in optional: raise\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_help_names_every_command(command):
@@ -581,7 +542,7 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...],
     return found
 
 
-COMMANDS = commands_of(typer.main.get_command(cli.app))
+COMMANDS = commands_of(typer.main.get_command(main.app))
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
@@ -602,7 +563,7 @@ def test_help_tells_what_every_argument_and_option_is(path, command):
 def test_a_defect_is_not_hidden(command, recipe, tmp_path, monkeypatch):
     """Exit code 1 and a traceback are for us: only a person's mistake is answered with a line."""
     # Not a function of this file, which would be a person's own.
-    monkeypatch.setattr(cli.api, "run", math.sqrt)
+    monkeypatch.setattr(main.api, "run", math.sqrt)
     with pytest.raises(TypeError):
         command("run", recipe, "--out", tmp_path / "out")
 
@@ -640,7 +601,7 @@ def test_a_terminal_without_greek_gets_question_marks():
 
 CALLS = """
 import sys
-from fedslr import cli
+from fedslr.cli import main as cli
 for call in sys.argv[1:]:
     sys.argv = ["fedslr", *call.split("|")]
     try:

@@ -16,16 +16,17 @@ from torch.utils import _pytree as pytree
 
 import fedslr
 from conftest import make_federation, small_cnn
-from fedslr import prox, spectral, tree
 from fedslr.algorithms import ALGORITHMS
 from fedslr.algorithms.fedavg import FedAvg
-from fedslr.config import Settings
+from fedslr.core import prox, spectral, tree
+from fedslr.core.algorithm import Phased
+from fedslr.core.types import Params, Round
 from fedslr.engine import cuda, stacked
 from fedslr.engine.batched import changing, seats, stack
 from fedslr.engine.cuda import Cuda
 from fedslr.engine.rounds import Simulation
+from fedslr.engine.settings import Settings
 from fedslr.models.resnet import Block
-from fedslr.types import Params, Phased, Round
 
 NOT_TOGETHER = ("lpgd", "sparse-lowrank", "lowrank-lowrank")
 RAGGED, USUAL = [23, 17, 40, 20, 9], [*[23] * 9, 40]

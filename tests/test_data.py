@@ -19,12 +19,12 @@ from torch import nn
 
 import fedslr
 from conftest import make_arrays, make_federation
-from fedslr import seeds
+from fedslr.core import seeds
+from fedslr.core.errors import FedslrError, FedslrWarning
 from fedslr.data import splits
 from fedslr.data.batches import ShuffledData
 from fedslr.data.digits import digits as read_digits
 from fedslr.data.federation import ClientData
-from fedslr.errors import FedslrError, FedslrWarning
 
 LABELS = np.random.default_rng(0).integers(0, 10, 3000)
 

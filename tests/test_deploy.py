@@ -23,8 +23,10 @@ from hypothesis import strategies as st
 import fedslr
 from conftest import make_arrays, make_federation, mlp
 from deployed import FORK, SIZES, STEPS, Clock, Federation, Forked, kill_after_calls, mismatch, recipe
-from fedslr import tree, wire
-from fedslr.config import Settings
+from fedslr.channel import encoding, packing
+from fedslr.core import factored, tree
+from fedslr.core.errors import CheckpointError, FedslrError
+from fedslr.core.states import plain
 from fedslr.deploy import node as node_module
 from fedslr.deploy import node_store
 from fedslr.deploy import server as server_module
@@ -32,9 +34,8 @@ from fedslr.deploy.messages import DONE, LOST, REFUSED, TRAIN, Order, digest
 from fedslr.deploy.node import Node
 from fedslr.deploy.predict import scores
 from fedslr.engine.rounds import Simulation
-from fedslr.errors import CheckpointError, FedslrError
-from fedslr.record import read_records
-from fedslr.store import plain
+from fedslr.engine.settings import Settings
+from fedslr.storage.record import read_records
 
 METHODS = list(fedslr.ALGORITHMS)
 MIRRORED = [name for name, method in fedslr.ALGORITHMS.items() if method.ledger]
@@ -43,7 +44,7 @@ EXACT = 1e-6
 
 def same(a: Any, b: Any) -> bool:
     """Whether two states are equal, bit for bit."""
-    left, right = (tree.leaves(wire.unfold(plain(x) if hasattr(x, "_fields") else dict(x))) for x in (a, b))
+    left, right = (tree.leaves(factored.unfold(plain(x) if hasattr(x, "_fields") else dict(x))) for x in (a, b))
     pairs = zip(left, right, strict=True)
     return all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in pairs)
 
@@ -96,7 +97,7 @@ def test_training_books_all_of_its_upload(name, trained):
 @pytest.mark.parametrize("name", METHODS)
 def test_an_upload_has_the_shape_of_the_broadcast(name, trained):
     simulation, _, _, upload = trained(name)
-    wire.require_alike(upload, simulation.payload, "upload")
+    factored.require_alike(upload, simulation.payload, "upload")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -457,7 +458,7 @@ def test_a_round_that_too_few_answer_stops_the_run_and_can_be_resumed(tmp_path):
 
 def reencode(fields: Any, change: Any) -> Any:
     """An upload that was changed by its sender, with the right digest."""
-    upload = wire.decode(fields["payload"])
+    upload = encoding.decode(fields["payload"])
     change(upload)
     data = unchecked(upload)
     return {**fields, "payload": data, "digest": digest(data)}
@@ -466,8 +467,8 @@ def reencode(fields: Any, change: Any) -> Any:
 def unchecked(upload: Any) -> bytes:
     """`wire.encode` for those who do not look whether numbers are finite."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "_require_finite", lambda x, path: None)
-        return wire.encode(upload).data
+        patch.setattr(packing, "require_finite_tensor", lambda x, path: None)
+        return encoding.encode(upload).data
 
 
 def put(value: float) -> Any:
@@ -505,7 +506,10 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "an older round": (lambda f: {**f, "round": f["round"] - 1}, "which is not open"),
     "another attempt": (lambda f: {**f, "attempt": f["attempt"] + 1}, "which is not open"),
     "another run": (lambda f: {**f, "run": "0" * 16}, "of another run"),
-    "an address nobody asked for": (lambda f: {**f, "address": wire.encode({"m": torch.ones(2)}).data}, "0 numbers"),
+    "an address nobody asked for": (
+        lambda f: {**f, "address": encoding.encode({"m": torch.ones(2)}).data},
+        "0 numbers",
+    ),
 }
 
 

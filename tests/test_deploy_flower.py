@@ -22,12 +22,13 @@ import torch
 import fedslr
 from conftest import make_federation
 from deployed import SIZES, Federation, recipe
-from fedslr import tree, wire
+from fedslr.core import factored, tree
+from fedslr.core.errors import FedslrError, TakenError, WireError
+from fedslr.core.states import plain, restore
 from fedslr.deploy import options
 from fedslr.deploy.ledger import Ledger
-from fedslr.errors import FedslrError, TakenError, WireError
-from fedslr.record import Record, is_taken, lock, read_records
-from fedslr.store import plain, restore
+from fedslr.storage.locks import is_taken, lock
+from fedslr.storage.record import Record, read_records
 
 pytest.importorskip("flwr")
 
@@ -128,7 +129,7 @@ def test_the_apps_do_what_the_simulation_does(name, tmp_path):
 
 
 def off(a: Any, b: Any) -> float:
-    pairs = zip(tree.leaves(wire.unfold(a)), tree.leaves(wire.unfold(b)), strict=True)
+    pairs = zip(tree.leaves(factored.unfold(a)), tree.leaves(factored.unfold(b)), strict=True)
     return max((float((x - y).abs().max()) for x, y in pairs if isinstance(x, torch.Tensor)), default=0.0)
 
 

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 import several
-from fedslr import FedslrError, checkpoint, record, store, wire
+from fedslr import FedslrError
+from fedslr.core import factored
+from fedslr.storage import checkpoint, run_folder, tree_files
 from test_checkpoint import assert_clean
 
 HERE = Path(__file__).parent
@@ -132,8 +134,8 @@ def states(out: Path) -> dict[str, Any]:
     found = checkpoint.Checkpoints(folder).load(pytest.fail)
     assert found is not None
     generation, server = found
-    clients = {str(c): store.read_tree(folder / "clients", e) for c, e in sorted(generation.clients.items())}
-    return {"rounds": generation.rounds, "server": wire.unfold(server), "clients": wire.unfold(clients)}
+    clients = {str(c): tree_files.read_tree(folder / "clients", e) for c, e in sorted(generation.clients.items())}
+    return {"rounds": generation.rounds, "server": factored.unfold(server), "clients": factored.unfold(clients)}
 
 
 def lines(out: Path) -> int:
@@ -186,14 +188,14 @@ def test_a_client_that_diverges_stops_all_with_one_line(tmp_path):
 
 
 def test_a_folder_is_taken_until_the_last_process_of_its_run_is_gone(tmp_path):
-    first = record.RunFolder(tmp_path)
+    first = run_folder.RunFolder(tmp_path)
     first.share()
-    other = record.SharedFolder(tmp_path)
+    other = run_folder.SharedFolder(tmp_path)
     first.close()
     with pytest.raises(FedslrError, match="another process is running in"):
-        record.RunFolder(tmp_path)
+        run_folder.RunFolder(tmp_path)
     other.close()
-    record.RunFolder(tmp_path).close()
+    run_folder.RunFolder(tmp_path).close()
 
 
 def test_compare_is_refused_in_one_line(command, monkeypatch, tmp_path):

@@ -15,6 +15,7 @@ import torch
 import fedslr
 import test_every_algorithm as contract
 from conftest import make_federation, mlp
+from fedslr.run import recipes
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,7 +63,7 @@ def test_the_contributed_method_works(monkeypatch, tmp_path):
     exec(compile(block, "fedavgm.py", "exec", dont_inherit=True), scope)
     method = scope["FedAvgM"]
     monkeypatch.setitem(fedslr.ALGORITHMS, method.name, method)
-    recipe = fedslr.config.parse({"algorithm": {"name": "fedavgm", "beta": 0.5}})
+    recipe = recipes.parse({"algorithm": {"name": "fedavgm", "beta": 0.5}})
     federation, options = make_federation([5, 8, 6]), {"lr": 0.05, "clients_per_round": 2}
     whole = fedslr.run(recipe.algorithm, federation, mlp(), rounds=4, **options)
     fedslr.run(recipe.algorithm, federation, mlp(), rounds=2, out=tmp_path, **options)

@@ -15,17 +15,18 @@ from torch.nn.functional import cross_entropy
 
 import fedslr
 from conftest import make_federation, mlp, small_cnn
-from fedslr.config import Settings
+from fedslr.core.matrix import LowRank
+from fedslr.core.problem import Task
+from fedslr.core.scan import scan
+from fedslr.core.states import plain
+from fedslr.core.types import Batch, Round
 from fedslr.engine.batched import Batched, CohortTask
 from fedslr.engine.choice import pays
 from fedslr.engine.cuda import StackedTask
 from fedslr.engine.eager import Eager
 from fedslr.engine.rounds import Simulation
+from fedslr.engine.settings import Settings
 from fedslr.engine.stacked import stack
-from fedslr.local import scan
-from fedslr.matrix import LowRank
-from fedslr.store import plain
-from fedslr.types import Batch, Round, Task
 
 APART = {"lpgd", "sparse-lowrank", "lowrank-lowrank"}
 """Methods whose clients look at their numbers: they cannot be trained together."""

@@ -10,12 +10,13 @@ import torch
 
 import fedslr
 from conftest import cohort_of, make_federation, mlp
-from fedslr import wire
-from fedslr.config import Settings
+from fedslr.channel import encoding
+from fedslr.core import factored
+from fedslr.core.states import plain
 from fedslr.data.batches import ShuffledData
 from fedslr.engine.eager import Eager
 from fedslr.engine.rounds import Simulation
-from fedslr.store import plain
+from fedslr.engine.settings import Settings
 
 every = pytest.mark.parametrize("method", fedslr.ALGORITHMS.values(), ids=list(fedslr.ALGORITHMS))
 SIZES = [5, 11, 3, 8, 7]
@@ -74,8 +75,10 @@ def test_what_travels_survives_the_wire(method):
     for _ in simulation.rounds():
         pass
     for sent in (algorithm.broadcast(simulation.server), plain(simulation.server), plain(simulation.state(1))):
-        received = wire.unfold(wire.decode(wire.encode(sent).data))
-        for (path, a), (_, b) in zip(wire._leaves(wire.unfold(sent)), wire._leaves(received), strict=True):
+        received = factored.unfold(encoding.decode(encoding.encode(sent).data))
+        for (path, a), (_, b) in zip(
+            factored.leaves_with_paths(factored.unfold(sent)), factored.leaves_with_paths(received), strict=True
+        ):
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, path
 
 
@@ -100,7 +103,7 @@ def test_bytes_counted_are_bytes_sent(method, monkeypatch):
         sent = [algorithm.addressed(broadcast, simulation.state(c)) for c in sampled]
         record = next(simulation.rounds())
         assert record.clients == sampled
-        down, up = ([wire.encode(tree) for tree in trees if tree] for trees in (sent, uploads))
+        down, up = ([encoding.encode(tree) for tree in trees if tree] for trees in (sent, uploads))
         assert (record.bytes_down, record.bytes_up) == tuple(sum(len(m.data) for m in ms) for ms in (down, up))
         assert (record.numbers_down, record.numbers_up) == tuple(sum(m.numbers for m in ms) for ms in (down, up))
 

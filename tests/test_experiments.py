@@ -18,8 +18,11 @@ import pytest
 from rich.console import Console
 
 import fedslr
-from fedslr import config, display, experiments, interrupts, metrics, record
+from fedslr.cli import display
+from fedslr.core import interrupts
 from fedslr.report import curves, tables
+from fedslr.run import experiments, recipes
+from fedslr.storage import locks, statistics
 
 RECIPE = """
 rounds = 2
@@ -41,7 +44,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_a_comparison_shares_everything_but_the_method(recipe, tmp_path):
-    request = config.read(recipe)
+    request = recipes.read(recipe)
     jobs = experiments.comparison(request, ["fedslr", "ditto", "fedavg"], [0, 5], tmp_path)
     assert [j.name for j in jobs] == [f"{m}-seed{s}" for m in ("fedslr", "ditto", "fedavg") for s in (0, 5)]
     assert [j.recipe.algorithm for j in jobs[::2]] == [
@@ -55,7 +58,7 @@ def test_a_comparison_shares_everything_but_the_method(recipe, tmp_path):
 
 
 def test_a_sweep_is_every_combination(recipe, tmp_path):
-    request = config.read(recipe)
+    request = recipes.read(recipe)
     jobs = experiments.sweep(request, request.sweep, [0], tmp_path)
     found = [(j.recipe.algorithm.rank_penalty, j.recipe.data.alpha) for j in jobs]
     assert found == [(1e-3, 0.1), (1e-3, 1.0), (1e-2, 0.1), (1e-2, 1.0)]
@@ -65,7 +68,7 @@ def test_a_sweep_is_every_combination(recipe, tmp_path):
 
 
 def test_long_values_have_folders_of_their_own(recipe, tmp_path):
-    request = config.read(recipe)
+    request = recipes.read(recipe)
     for letter in ("x", "é"):
         values = [letter * 300, letter * 299 + "y", letter * 299 + "z"]
         jobs = experiments.sweep(request, {"data.root": values}, [0, 2**63 - 1], tmp_path)
@@ -308,21 +311,21 @@ def test_workers_do_not_outlive_a_killed_parent(recipe, tmp_path):
 
 
 def test_two_comparisons_do_not_share_a_folder(recipe, tmp_path, command):
-    with record.locked(tmp_path / "out"):
+    with locks.locked(tmp_path / "out"):
         code, _, err = command("compare", recipe, "--out", tmp_path / "out")
     assert code == 2
     assert "another process is running in" in err
 
 
 def test_requests_are_honoured_or_refused(recipe, tmp_path):
-    request = config.parse({"methods": {"fedslr": {"eta_g": 77}}, "seed": 7})
+    request = recipes.parse({"methods": {"fedslr": {"eta_g": 77}}, "seed": 7})
     assert request.method("fedslr").eta_g == 77
     assert experiments.comparison(request, ["fedslr"], [1], tmp_path)[0].recipe.data.seed == 1
-    fixed = config.parse({"seed": 0, "data": {"seed": 0}})
+    fixed = recipes.parse({"seed": 0, "data": {"seed": 0}})
     assert [j.recipe.data.seed for j in experiments.comparison(fixed, ["fedavg"], [0, 1, 2], tmp_path)] == [0, 0, 0]
     (job,) = experiments.sweep(fixed, {"lr": [0.2]}, [4], tmp_path)
     assert (job.recipe.data.seed, job.recipe.settings.seed) == (0, 4)
-    methods = experiments.sweep(config.read(recipe), {"algorithm.name": ["fedavg", "ditto"]}, [0], tmp_path)
+    methods = experiments.sweep(recipes.read(recipe), {"algorithm.name": ["fedavg", "ditto"]}, [0], tmp_path)
     assert [j.recipe.algorithm for j in methods] == [fedslr.FedAvg(), fedslr.Ditto()]
 
 
@@ -595,31 +598,31 @@ def test_accuracy_over_clients_and_rounds():
         {"clients": [1]},
         {"clients": [1], "accuracy_personal_per_client": [0.6, 0.8, None]},
     ]
-    assert metrics.accuracy(records)["personal"] == pytest.approx(0.7)
-    assert metrics.accuracy(records, pick="best")["personal"] == pytest.approx(0.8)
-    assert metrics.accuracy(records, clients="sampled")["personal"] == pytest.approx(0.8)
-    assert metrics.accuracy(records, "best", "sampled")["personal"] == pytest.approx(0.9)
-    assert metrics.accuracy(records)["global"] == pytest.approx(0.3)
-    assert metrics.accuracy(records, "late")["personal"] == pytest.approx(0.75)
-    assert metrics.accuracy(records, "late", "sampled")["personal"] == pytest.approx(0.85)
-    assert metrics.worst_decile(records, "late") == pytest.approx(0.75)
+    assert statistics.accuracy(records)["personal"] == pytest.approx(0.7)
+    assert statistics.accuracy(records, pick="best")["personal"] == pytest.approx(0.8)
+    assert statistics.accuracy(records, clients="sampled")["personal"] == pytest.approx(0.8)
+    assert statistics.accuracy(records, "best", "sampled")["personal"] == pytest.approx(0.9)
+    assert statistics.accuracy(records)["global"] == pytest.approx(0.3)
+    assert statistics.accuracy(records, "late")["personal"] == pytest.approx(0.75)
+    assert statistics.accuracy(records, "late", "sampled")["personal"] == pytest.approx(0.85)
+    assert statistics.worst_decile(records, "late") == pytest.approx(0.75)
     # The last five of six evaluations, client by client.
     many = [{"clients": [1], "accuracy_personal_per_client": [k / 10, 0.5]} for k in range(6)]
-    assert metrics.accuracy(many, "late")["personal"] == pytest.approx(0.4)
-    assert metrics.worst_decile(many, "late") == pytest.approx(0.3)
+    assert statistics.accuracy(many, "late")["personal"] == pytest.approx(0.4)
+    assert statistics.worst_decile(many, "late") == pytest.approx(0.3)
     # Clients that come, go or do not answer: every one is itself.
     others = [
         {"clients": [0], "accuracy_personal_per_client": [0.9, 0.1, None]},
         {"clients": [0], "evaluated": [0, 2], "accuracy_personal_per_client": [0.9, 0.7]},
     ]
-    assert metrics.accuracy(others, "late")["personal"] == pytest.approx((0.9 + 0.1 + 0.7) / 3)
-    assert metrics.worst_decile(others, "late") == pytest.approx(0.1)
-    assert metrics.accuracy([{"clients": [0]}]) == {"global": None, "personal": None}
+    assert statistics.accuracy(others, "late")["personal"] == pytest.approx((0.9 + 0.1 + 0.7) / 3)
+    assert statistics.worst_decile(others, "late") == pytest.approx(0.1)
+    assert statistics.accuracy([{"clients": [0]}]) == {"global": None, "personal": None}
 
 
 def test_fairness_is_the_worst_tenth_and_the_deviation():
     each = [i / 20 for i in range(20)]
-    found = metrics.fairness({"clients": [0], "accuracy_personal_per_client": each})
+    found = statistics.fairness({"clients": [0], "accuracy_personal_per_client": each})
     assert found["personal"]["worst_decile"] == pytest.approx(0.025)
     assert found["personal"]["std"] == pytest.approx(0.288, abs=1e-3)
     assert found["global"] is None
@@ -633,24 +636,24 @@ def test_the_summary_has_them(recipe, tmp_path, command):
 
 
 def test_selections():
-    from fedslr.engine import cohort
+    from fedslr.engine import selection
 
     sizes = [1] * 50 + [9] * 50
-    for select in cohort.SELECTIONS.values():
-        drawn = [cohort.draw(select, 10, sizes, 0, t) for t in range(300)]
-        assert drawn == [cohort.draw(select, 10, sizes, 0, t) for t in range(300)]
+    for select in selection.SELECTIONS.values():
+        drawn = [selection.draw(select, 10, sizes, 0, t) for t in range(300)]
+        assert drawn == [selection.draw(select, 10, sizes, 0, t) for t in range(300)]
         assert drawn[0] != drawn[1]
         assert sum(map(len, drawn)) / 300 == pytest.approx(10, rel=0.1)
-    large = [sum(c >= 50 for c in cohort.draw(cohort.by_size, 10, sizes, 0, t)) for t in range(300)]
+    large = [sum(c >= 50 for c in selection.draw(selection.by_size, 10, sizes, 0, t)) for t in range(300)]
     assert sum(large) / 3000 > 0.8
-    assert {len(cohort.draw(cohort.bernoulli, 10, sizes, 0, t)) for t in range(50)} != {10}
-    assert all(cohort.draw(cohort.bernoulli, 1, [1] * 3, 0, t) for t in range(50))
-    assert all(len(cohort.draw(cohort.uniform, 10, sizes, 0, t)) == 10 for t in range(50))
+    assert {len(selection.draw(selection.bernoulli, 10, sizes, 0, t)) for t in range(50)} != {10}
+    assert all(selection.draw(selection.bernoulli, 1, [1] * 3, 0, t) for t in range(50))
+    assert all(len(selection.draw(selection.uniform, 10, sizes, 0, t)) == 10 for t in range(50))
     # What the authors' own lines draw, with NumPy's old generator.
-    assert cohort.draw(cohort.authors, 10, sizes, 0, 999) == [4, 15, 22, 27, 37, 43, 64, 83]
-    assert cohort.draw(cohort.authors, 10, sizes, 7, 992) == [4, 15, 22, 27, 37, 43, 64, 83]
+    assert selection.draw(selection.authors, 10, sizes, 0, 999) == [4, 15, 22, 27, 37, 43, 64, 83]
+    assert selection.draw(selection.authors, 10, sizes, 7, 992) == [4, 15, 22, 27, 37, 43, 64, 83]
     # Nobody comes in the sixth round, so the seventh's are taken.
-    assert cohort.draw(cohort.authors, 1, [1] * 20, 0, 5) == cohort.draw(cohort.authors, 1, [1] * 20, 0, 6)
+    assert selection.draw(selection.authors, 1, [1] * 20, 0, 5) == selection.draw(selection.authors, 1, [1] * 20, 0, 6)
 
 
 def test_ones_own_selection():
@@ -663,4 +666,4 @@ def test_ones_own_selection():
     with pytest.raises(fedslr.FedslrError, match="give the function itself"):
         fedslr.run(fedslr.FedAvg(), federation, rounds=1, selection="custom")
     with pytest.raises(fedslr.FedslrError, match="one of uniform, bernoulli, by-size, authors, or module:function"):
-        config.parse({"selection": "custom"})
+        recipes.parse({"selection": "custom"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tomllib
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +20,17 @@ from torch import Tensor, nn
 
 import fedslr
 from conftest import make_federation, mlp, small_cnn
-from fedslr import wire
+from fedslr.channel import measuring
+from fedslr.core.matrix import LowRank, matrix_shape, to_matrix
 from fedslr.data.digits import SCALING
 from fedslr.data.normalization import Normalization
-from fedslr.matrix import LowRank, matrix_shape, to_matrix
-from fedslr.shipping import files, forms, latency, programs, timing
-from fedslr.shipping.card import escaped
-from fedslr.shipping.export import SUFFIXES, TOLERANCE, source
-from fedslr.shipping.layers import Added, Recomposed, Thin
-from fedslr.shipping.parts import Layer, composed, slender
+from fedslr.export import Exported, files, forms, latency, programs, timing
+from fedslr.export.card import escaped
+from fedslr.export.export import SUFFIXES, TOLERANCE, source
+from fedslr.export.factored_layers import Added, Recomposed, Thin
+from fedslr.export.parts import Layer, composed, slender
+from fedslr.run import recipes
+from fedslr.run.api import run_recipe
 
 needs_onnx = pytest.mark.skipif(not programs.has_onnx(), reason="onnx is an optional extra")
 FORMATS = ["safetensors", "torch", pytest.param("onnx", marks=needs_onnx)]
@@ -162,8 +165,8 @@ def test_a_file_has_whatever_takes_fewest_bytes():
     for rest, kept in ((thinly, {"", "added"}), (thickly, {""})):
         layer = Layer(low.dense() + rest, low, rest)
         assert set(layer.stored("dense")) == kept
-        sizes = [wire.measure(x).bytes for x in ({"": layer.whole}, {"": low, "added": rest})]
-        assert wire.measure(layer.stored("dense")).bytes == min(sizes)
+        sizes = [measuring.measure(x).bytes for x in ({"": layer.whole}, {"": low, "added": rest})]
+        assert measuring.measure(layer.stored("dense")).bytes == min(sizes)
 
 
 # --- every method, every format -------------------------------------------------------------------------------------
@@ -229,7 +232,7 @@ def wide_cnn() -> nn.Module:
     )
 
 
-def answers(made: fedslr.shipping.Exported, model: nn.Module | None) -> Any:
+def answers(made: Exported, model: nn.Module | None) -> Any:
     """What a file answers to somebody who has nothing but it."""
     if made.facts.format == "safetensors":
         return fedslr.load_exported(made.path, model)
@@ -776,8 +779,8 @@ model = { name = "cnn" }
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("runs") / "run"
-    recipe = fedslr.config.parse(fedslr.config.tomllib.loads(TINY))
-    fedslr.api.run_recipe(recipe, home)
+    recipe = recipes.parse(tomllib.loads(TINY))
+    run_recipe(recipe, home)
     return home
 
 
@@ -820,8 +823,8 @@ def test_latency_prints_and_writes_a_table(command, folder, tmp_path):
 
 def test_latency_leaves_out_what_has_no_global_model(command, folder, tmp_path):
     local = tmp_path / "local"
-    recipe = fedslr.config.parse({**fedslr.config.tomllib.loads(TINY), "algorithm": {"name": "local"}})
-    fedslr.api.run_recipe(recipe, local)
+    recipe = recipes.parse({**tomllib.loads(TINY), "algorithm": {"name": "local"}})
+    run_recipe(recipe, local)
     code, printed, err = command("latency", local, folder, "--repeat", "1", "--out", tmp_path / "both.json")
     assert code == 0
     assert f"left out: {local}: local has no global model" in " ".join(err.split())
@@ -837,8 +840,8 @@ def test_latency_leaves_out_what_has_no_global_model(command, folder, tmp_path):
 
 def test_what_onnxruntime_cannot_run_is_left_out(command, tmp_path):
     pytest.importorskip("onnxruntime")
-    recipe = fedslr.config.parse({**fedslr.config.tomllib.loads(TINY), "dtype": "float64"})
-    fedslr.api.run_recipe(recipe, tmp_path / "double")
+    recipe = recipes.parse({**tomllib.loads(TINY), "dtype": "float64"})
+    run_recipe(recipe, tmp_path / "double")
     code, printed, err = command("latency", tmp_path / "double", "--repeat", "1", "--device", "cpu")
     assert code == 0, err
     assert "left out: onnxruntime cpu" in err

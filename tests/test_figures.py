@@ -16,7 +16,9 @@ import torch
 
 import fedslr
 from fedslr.data import load
-from fedslr.report import curves, figures, representation, tables
+from fedslr.report import curves, figures, tables
+from fedslr.run import recipes, representation
+from fedslr.run.api import run_recipe
 from test_report import write_run
 
 RECIPE = """
@@ -29,11 +31,11 @@ evaluate = { every = 1 }
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fedslr.api.Result]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fedslr.Result]:
     """A run of the command's own making, and its result."""
     home = tmp_path_factory.mktemp("trained")
     (home / "recipe.toml").write_text(RECIPE)
-    return home / "out", fedslr.api.run_recipe(fedslr.config.read(home / "recipe.toml"), home / "out")
+    return home / "out", run_recipe(recipes.read(home / "recipe.toml"), home / "out")
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -76,7 +78,7 @@ def test_a_figure_is_replaced_as_a_whole_or_not_at_all(command, tmp_path, monkey
 def test_a_run_has_its_representation(command, trained, tmp_path):
     code, printed, _ = command("figures", trained[0], "--out", tmp_path, "--only", "tsne", "--format", "svg")
     assert (code, printed) == (0, f"drawn to {tmp_path / 'tsne.svg'}\n")
-    figure = figures.tsne(tables.find_runs([trained[0]]), figures.Options(client=2))
+    figure = figures.tsne(tables.find_runs([trained[0]]), figures.Options(client=2, represent=representation.represent))
     assert figure.get_suptitle() == "fedslr, seed 0, client 2: its test samples"
     panels = figure.axes
     titles = [axes.get_title().partition(":")[0] for axes in panels]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedslr.matrix import LowRank, dense, from_matrix, matrix_shape, to_matrix
+from fedslr.core.matrix import LowRank, dense, from_matrix, matrix_shape, to_matrix
 
 shapes = st.lists(st.integers(1, 4), min_size=2, max_size=6).map(tuple)
 

@@ -7,9 +7,10 @@ import torch
 
 import fedslr
 from conftest import make_federation, mlp
-from fedslr import metrics, report, wire
-from fedslr.algorithms.layers import split_head
-from fedslr.matrix import LowRank
+from fedslr import report
+from fedslr.algorithms.layer_split import split_head
+from fedslr.channel import encoding, model_size
+from fedslr.core.matrix import LowRank
 from fedslr.models.resnet import ResNet18
 
 MESSAGES = 2 * 10 * 1000
@@ -27,7 +28,7 @@ def numbers(method: fedslr.Algorithm, w: dict[str, torch.Tensor]) -> int:
     sent = method.addressed(method.broadcast(server), client)
     if method.name == "scaffold":
         sent = {"w": sent["w"], "c": {k: torch.ones_like(x) for k, x in w.items()}}
-    return wire.encode(sent).numbers
+    return encoding.encode(sent).numbers
 
 
 @pytest.mark.parametrize(("classes", "parameters"), [(10, 11_173_952), (100, 11_220_032), (200, 11_279_112)])
@@ -52,9 +53,9 @@ def test_table_2_without_training(method, gigabytes):
     for classes, expected in zip((10, 100, 200), gigabytes, strict=True):
         w = {k: torch.where(x == 0, 0.5, x) for k, x in resnet(classes).items()}
         dense = sum(x.numel() for x in w.values())
-        assert metrics.paper_gigabytes(MESSAGES * numbers(method, w), dense) == pytest.approx(expected, abs=0.0051)
+        assert model_size.paper_gigabytes(MESSAGES * numbers(method, w), dense) == pytest.approx(expected, abs=0.0051)
         if classes == 10:
-            assert metrics.gigabytes(MESSAGES * numbers(method, w)) == pytest.approx(expected, abs=0.0051)
+            assert model_size.gigabytes(MESSAGES * numbers(method, w)) == pytest.approx(expected, abs=0.0051)
 
 
 def test_a_run_counts_the_papers_gigabytes():
@@ -76,7 +77,7 @@ def test_the_head_is_the_last_linear_layer():
 def test_parameters_are_factors_where_smaller_and_non_zeros():
     small = LowRank(torch.ones(10, 2), torch.ones(8, 2), (10, 8))
     large = LowRank(torch.ones(10, 7), torch.ones(8, 7), (10, 8))
-    assert metrics.parameters({"a": small, "b": large, "c": {"d": torch.tensor([0.0, 3.0, -0.0])}}) == 36 + 80 + 1
+    assert model_size.parameters({"a": small, "b": large, "c": {"d": torch.tensor([0.0, 3.0, -0.0])}}) == 36 + 80 + 1
 
 
 def test_sizes_of_a_run():
@@ -106,9 +107,9 @@ def test_models_counted_together_are_counted_as_alone():
     sparse = [torch.randn(3, 2).relu() for _ in range(3)]
     trees = [{"w": {"a": shared, "b": factors}, "p": {"a": x, "b": x.mT}} for x in sparse]
     trees[1]["p"]["b"] = factors
-    assert metrics.parameters_of(trees) == [metrics.parameters(tree) for tree in trees]
-    assert metrics.parameters_of([]) == []
-    assert metrics.parameters_of([{}, {}]) == [0, 0]
+    assert model_size.parameters_of(trees) == [model_size.parameters(tree) for tree in trees]
+    assert model_size.parameters_of([]) == []
+    assert model_size.parameters_of([{}, {}]) == [0, 0]
 
 
 def test_double_precision_is_twice_as_dense():

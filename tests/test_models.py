@@ -7,21 +7,23 @@ from torch import nn
 import fedslr
 from conftest import make_federation, mlp
 from fedslr import models
-from fedslr.config import Settings
+from fedslr.core.errors import FedslrError
+from fedslr.core.problem import Task
+from fedslr.core.types import Batch
+from fedslr.engine import preflight
 from fedslr.engine.rounds import Simulation
-from fedslr.errors import FedslrError
-from fedslr.types import Batch, Task
+from fedslr.engine.settings import Settings
 
 IMAGES = make_federation([4, 4], (1, 8, 8), classes=4)
 TABLE = make_federation([4, 4], (6,), classes=3)
 
 
 def test_models_by_name_are_drawn_from_the_seed():
-    a, b, c = (models.build("cnn", IMAGES, seed) for seed in (1, 1, 2))
+    a, b, c = (models.build("cnn", (1, 8, 8), 4, seed) for seed in (1, 1, 2))
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
     assert not torch.equal(a.conv1.weight, c.conv1.weight)
-    assert models.check(a, IMAGES, nn.functional.cross_entropy) == []
-    assert sum(p.numel() for p in models.build("cnn", fedslr.load("digits"), 0).parameters()) == 38_282
+    assert preflight.check(a, IMAGES, nn.functional.cross_entropy) == []
+    assert sum(p.numel() for p in models.build("cnn", (1, 8, 8), 10, 0).parameters()) == 38_282
 
 
 @pytest.mark.parametrize("name", models.MODELS)
@@ -61,7 +63,7 @@ def test_building_leaves_the_global_generator_alone():
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    models.build("cnn", IMAGES, 0)
+    models.build("cnn", (1, 8, 8), 4, 0)
     assert torch.equal(torch.rand(1), expected)
 
 
@@ -124,13 +126,13 @@ class Idle(nn.Linear):
 
 
 def test_unused_parameters_are_told_of():
-    assert models.check(Idle(), TABLE, nn.functional.cross_entropy) == [
+    assert preflight.check(Idle(), TABLE, nn.functional.cross_entropy) == [
         "model: spare.weight, spare.bias got no gradient and will only decay"
     ]
 
 
 def test_more_scores_than_classes_are_told_of():
-    told = models.check(nn.Linear(6, 5), TABLE, nn.functional.cross_entropy)
+    told = preflight.check(nn.Linear(6, 5), TABLE, nn.functional.cross_entropy)
     assert told == ["model: it gives 5 scores where there are 3 classes"]
 
 

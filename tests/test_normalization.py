@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import fedslr
 from conftest import make_arrays, small_cnn
-from fedslr.config import Settings
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import UNIT, Normalization
 from fedslr.engine.rounds import Simulation
+from fedslr.engine.settings import Settings
 
 COLOURS = Normalization((0.4, 0.6), (0.2, 0.3))
 

@@ -260,7 +260,7 @@ def test_gaps_in_labels_are_told_by_file(tmp_path):
     for name, labels in (("north", [0, 1, 2, 0]), ("south", [0, 1, 2, 5])):
         x, y = RNG.random((4, 6), np.float32), np.array(labels)
         np.savez(tmp_path / f"{name}.npz", x=x, y=y, x_test=x, y_test=y)
-    with pytest.warns(fedslr.errors.FedslrWarning) as told:
+    with pytest.warns(fedslr.core.errors.FedslrWarning) as told:
         own.npz(tmp_path)
     says = r".*: y: labels go up to 5 \(south\.npz\), .* 3, 4 of them never occur; give labels from 0 on without gaps"
     assert [bool(re.fullmatch(says, str(one.message))) for one in told] == [True]
@@ -271,10 +271,12 @@ def test_what_is_no_image_is_told(tmp_path):
     (tmp_path / "dog" / ".DS_Store").touch()
     own.image_folder(tmp_path)
     (tmp_path / "dog" / "scan.dcm").touch()
-    with pytest.warns(fedslr.errors.FedslrWarning, match=r"dog/scan\.dcm is no image \(.*\) and left out$"):
+    with pytest.warns(fedslr.core.errors.FedslrWarning, match=r"dog/scan\.dcm is no image \(.*\) and left out$"):
         own.image_folder(tmp_path)
     (tmp_path / "cat" / "patient").mkdir()
-    with pytest.warns(fedslr.errors.FedslrWarning, match=r"cat/patient and 1 other are no images \(.*\) and left out$"):
+    with pytest.warns(
+        fedslr.core.errors.FedslrWarning, match=r"cat/patient and 1 other are no images \(.*\) and left out$"
+    ):
         own.image_folder(tmp_path)
 
 
@@ -432,5 +434,5 @@ def test_labels_from_one_are_told(tmp_path, command):
     told = [line for line in err.splitlines() if "warning" in line.lower()]
     says = f"warning: {tmp_path}: y: labels go from 1 to 3, so that there are 4 classes"
     assert [line.startswith(says) for line in told] == [True]
-    with pytest.warns(fedslr.errors.FedslrWarning, match="0 is one that never occurs"):
+    with pytest.warns(fedslr.core.errors.FedslrWarning, match="0 is one that never occurs"):
         fedslr.load(f"npz:{tmp_path}")

@@ -10,11 +10,10 @@ from torch import nn
 
 import fedslr
 from conftest import make_federation
-from fedslr import wire
-from fedslr.engine.batched import Together
-from fedslr.engine.post import Encoded, Measured
-from fedslr.errors import WireError
-from fedslr.matrix import LowRank
+from fedslr.channel import encoding
+from fedslr.channel.transport import Encoded, Measured
+from fedslr.core.errors import WireError
+from fedslr.core.matrix import LowRank
 
 FACTORS = LowRank(torch.randn(30, 2), torch.randn(20, 2), (30, 20))
 
@@ -40,8 +39,7 @@ def test_what_is_not_finite_is_not_sent() -> None:
 
 @pytest.mark.parametrize("uploads", [{}, {"w": {}}, {"w": torch.randn(3)}, {"w": torch.randn(3, 2, 2)}])
 def test_every_upload_of_a_cohort_has_its_size(uploads: dict[str, Any]) -> None:
-    made = Together((), uploads, 3)
-    sizes, broken = Measured().survey(made)()
+    sizes, broken = Measured().survey(uploads, {}, 3)()
     each = [{k: x[i] if isinstance(x, torch.Tensor) else x for k, x in uploads.items()} for i in range(3)]
     assert sizes == [Measured().send(upload)[0] for upload in each]
     assert not broken
@@ -51,14 +49,14 @@ def test_every_upload_of_a_cohort_has_its_size(uploads: dict[str, Any]) -> None:
 def test_a_client_whose_numbers_are_no_numbers_is_told(shape: tuple[int, ...]) -> None:
     uploads = {"v": torch.zeros(3, 2, dtype=torch.float64), "w": torch.ones(shape), "x": torch.ones(3, 4)}
     uploads["w"][1] = float("inf")
-    assert list(Measured().survey(Together((), uploads, 3))()[1]) == [1]
+    assert list(Measured().survey(uploads, {}, 3)()[1]) == [1]
 
 
 @pytest.mark.parametrize("rank", [2, 15])
 def test_factors_are_multiplied_once(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they travel as factors or not."""
     made = LowRank(torch.randn(30, rank), torch.randn(20, rank), (30, 20))
-    wanted = wire.encode({"w": made}).size
+    wanted = encoding.encode({"w": made}).size
     multiplied, dense = [], LowRank.dense
     monkeypatch.setattr(LowRank, "dense", lambda low: multiplied.append(low) or dense(low))
     assert Measured().send({"w": made})[0] == wanted

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedslr import prox
-from fedslr.matrix import to_matrix
+from fedslr.core import prox
+from fedslr.core.matrix import to_matrix
 
 SHAPES = [(7, 5), (3, 8), (4, 3, 3, 2), (6, 6)]
 seeds = st.integers(0, 10_000)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedslr import config, experiments
+from fedslr.run import experiments, recipes
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "experiments.md").read_text()
@@ -17,7 +17,7 @@ RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_every_recipe_makes_its_experiment(path, tmp_path):
     """Every run it asks for is valid, and the command in its own comment is the one that makes it."""
-    recipe = config.read(path)
+    recipe = recipes.read(path)
     command = re.search(r"^# .*fedslr (compare|sweep) (\S+)", path.read_text(), re.MULTILINE)
     assert command is not None
     assert command[2] == str(path.relative_to(ROOT))
@@ -36,7 +36,7 @@ def test_the_page_names_every_recipe_and_nothing_else():
 
 def test_paper_recipes_have_the_papers_values():
     for path in (ROOT / "recipes" / "paper").glob("*.toml"):
-        recipe = config.read(path)
+        recipe = recipes.read(path)
         s, d = recipe.settings, recipe.data
         assert (s.rounds, s.clients_per_round, s.batch_size, s.epochs, s.personal_epochs) == (1000, 10, 20, 2, 1)
         assert (s.lr, s.lr_decay, s.weight_decay) == (0.1, 0.998, 1e-3)

@@ -21,6 +21,7 @@ from conftest import make_federation, mlp
 from fedslr import report
 from fedslr.data.federation import ClientData
 from fedslr.report import charts, colours, curves, page, sections, tables
+from fedslr.run import api
 
 ROOT = Path(__file__).parent.parent
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -90,7 +91,7 @@ def write_run(
     if planned is None:
         summary: dict[str, Any] = {"algorithm": name, "dataset": "digits", "clients": clients, "rounds": rounds}
         summary |= {"seed": seed, "rerunnable": True, "fairness": {}, "paper_gb": 0.1, "seconds": {"train": 1.0}}
-        summary |= {"accuracy": fedslr.metrics.accuracy(records), "rank": records[-1]["rank"]}
+        summary |= {"accuracy": fedslr.storage.statistics.accuracy(records), "rank": records[-1]["rank"]}
         summary |= {"parameters": {"dense": 100, "global": 40, "personal": 52.0, "personal_std": 1.4}}
         summary |= {"bytes": {way: sum(r[f"bytes_{way}"] for r in records) for way in ("down", "up")}}
         (folder / "summary.json").write_text(json.dumps(summary))
@@ -163,7 +164,7 @@ def test_a_hostile_dataset_of_a_real_run(tmp_path):
 def test_a_run_that_failed_says_so(tmp_path):
     """Whatever ended it, what it did until then is in the report."""
 
-    def fail(record: fedslr.record.Record) -> None:
+    def fail(record: fedslr.storage.record.Record) -> None:
         if record.round == 3:
             raise RuntimeError("out of memory")
 
@@ -183,7 +184,7 @@ def test_a_run_that_is_half_way_says_so(tmp_path):
 
 def test_an_interrupted_run_has_a_report(tmp_path):
     options: dict[str, Any] = {"rounds": 5, "evaluate_every": 1, "out": tmp_path}
-    with pytest.raises(fedslr.errors.Interrupted):
+    with pytest.raises(fedslr.core.errors.Interrupted):
         fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), should_stop=lambda: True, **options)
     assert "not finished: 1 of 5 rounds are there" in (tmp_path / "report.html").read_text()
     fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), resume=True, **options)
@@ -287,15 +288,6 @@ def test_who_is_not_compared_with_fedavg_is_named(tmp_path):
     report.page.write_report([tmp_path], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text("utf-8")
     assert re.search("Left out, for want of a run of FedAvg with the same data, settings and seed: local[^.]*\\.", text)
-
-
-def test_runs_from_before_losses_had_names_are_of_the_same_kind(tmp_path):
-    for seed in (0, 1):
-        home = tmp_path / str(seed)
-        fedslr.run(fedslr.FedAvg(), make_federation([9, 7]), mlp(), rounds=1, seed=seed, out=home)
-    config = tmp_path / "0" / "config.toml"
-    config.write_text(config.read_text().replace('loss = "cross_entropy"\n', ""))
-    assert [len(group.runs) for group in tables.group(tables.find_runs([tmp_path]))] == [2]
 
 
 def test_what_was_given_in_python_tells_runs_apart(tmp_path):
@@ -477,7 +469,7 @@ def test_the_table_and_the_figures_on_top_are_those_asked_for(tmp_path):
         best = max(float(row[2]) for row in rows)
         assert f"<strong>{best:.2f} %</strong> <span>best accuracy of personal models" in text
         single = page.page(runs[:1], pick=pick, clients=clients)
-        shown = fedslr.metrics.accuracy(runs[0].records, pick, clients)["personal"]
+        shown = fedslr.storage.statistics.accuracy(runs[0].records, pick, clients)["personal"]
         assert f"<strong>{report.percent(shown)}</strong> <span>accuracy of the personal models" in single
         assert f"<td>{report.percent(shown)}</td>" in single
 
@@ -615,7 +607,7 @@ def test_lost_or_odd_labels_are_no_obstacle(tmp_path):
 
 
 def test_a_report_that_fails_does_not_fail_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(fedslr.api, "write_report", lambda *a: 1 / 0)
+    monkeypatch.setattr(api, "write_report", lambda *a: 1 / 0)
     with pytest.warns(UserWarning, match="report.html could not be written"):
         result = fedslr.run(fedslr.FedAvg(), make_federation([6, 7]), mlp(), rounds=1, out=tmp_path)
     assert result.summary["rounds"] == 1

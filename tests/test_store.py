@@ -19,10 +19,10 @@ import torch
 
 import fedslr
 from conftest import make_federation, mlp
-from fedslr import checkpoint, store
+from fedslr.core.matrix import LowRank
 from fedslr.data.federation import ClientData
-from fedslr.matrix import LowRank
-from fedslr.store import ClientStore
+from fedslr.storage import checkpoint, client_store, tree_files
+from fedslr.storage.client_store import ClientStore
 from test_checkpoint import STORES, Killed, assert_clean, contents, die_at, run
 
 # --- budgets --------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def states(count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("budget", [0, 99, 100, 250, 10**6])
 def test_memory_holds_what_the_budget_allows_and_nothing_is_lost(budget, cores, tmp_path, monkeypatch):
     """Any order of putting, getting and saving: the bytes are those of the states held, and within the budget."""
-    monkeypatch.setattr(store, "cores", lambda: cores)
+    monkeypatch.setattr(tree_files, "cores", lambda: cores)
     kept, chance, newest = ClientStore(tmp_path, budget=budget), random.Random(0), {}
     for version in range(1, 200):
         client = chance.randrange(8)
@@ -84,7 +84,7 @@ def test_memory_holds_what_the_budget_allows_and_nothing_is_lost(budget, cores, 
         assert (found is None) == (asked not in newest)
         assert found is None or torch.equal(found["state"]["w"], newest[asked]["state"]["w"])
         for tier in kept._tiers:
-            assert tier.bytes == sum(map(store.size, tier.states.values())) <= budget
+            assert tier.bytes == sum(map(client_store.size, tier.states.values())) <= budget
         if version % 20 == 0:
             entries = dict(kept.save())
             kept.collect(set())
@@ -104,7 +104,7 @@ def test_the_states_put_last_stay_in_memory(tmp_path):
 def test_what_leaves_the_first_memory_goes_to_the_next_and_then_to_disk(tmp_path):
     """As on a GPU: its memory, the host's, files."""
     kept = ClientStore(tmp_path)
-    kept._tiers = [store.Tier(100, dict), store.Tier(200, dict)]
+    kept._tiers = [client_store.Tier(100, dict), client_store.Tier(200, dict)]
     for client, state in enumerate(states(5)):
         kept.put(client, state, 1)
     kept.flush()
@@ -126,7 +126,7 @@ def test_prefetched_states_are_those_of_the_files(tmp_path, monkeypatch):
     for job in kept._reading.values():
         job.result()
     with monkeypatch.context() as patch:
-        patch.setattr(store, "read_tree", None)
+        patch.setattr(tree_files, "read_tree", None)
         assert float(kept.get(0)["state"]["p"]["w"][0, 0]) == 1
     assert kept.get(7) is None
 
@@ -160,11 +160,11 @@ def test_a_failed_write_surfaces_and_loses_nothing(tmp_path, monkeypatch):
 
 def test_the_training_waits_when_the_disk_is_far_behind(tmp_path):
     kept = ClientStore(tmp_path, budget=0)
-    for client, state in enumerate(states(3 * store.BEHIND)):
+    for client, state in enumerate(states(3 * client_store.BEHIND)):
         kept.put(client, state, 1)
-        assert len(kept._leaving) <= store.BEHIND
+        assert len(kept._leaving) <= client_store.BEHIND
     kept.close()
-    assert all(kept.get(c) is not None for c in range(3 * store.BEHIND))
+    assert all(kept.get(c) is not None for c in range(3 * client_store.BEHIND))
 
 
 # --- several threads ------------------------------------------------------------------------------------------------
@@ -181,25 +181,25 @@ def number_of(path: Path) -> tuple[int, int]:
 
 def on_write(monkeypatch: pytest.MonkeyPatch, before: Callable[[int, int], None]) -> None:
     """Let something happen before a state is written, given its client and version."""
-    real = store.write_whole
+    real = client_store.write_whole
 
     def write(path: Path, *pieces: Any) -> None:
         before(*number_of(path))
         real(path, *pieces)
 
-    monkeypatch.setattr(store, "write_whole", write)
+    monkeypatch.setattr(client_store, "write_whole", write)
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, 1), (5, 5), (8, 8), (64, 8)])
 def test_there_are_as_many_threads_as_cores_up_to_eight(cores, expected, monkeypatch):
-    monkeypatch.setattr(store, "cores", lambda: cores)
-    assert store.threads() == expected
+    monkeypatch.setattr(tree_files, "cores", lambda: cores)
+    assert tree_files.threads() == expected
 
 
 @pytest.mark.parametrize("budget", [None, 0])
 def test_states_are_written_and_read_at_the_same_time(budget, tmp_path, monkeypatch):
     """Four threads meet in the middle of a write, and again in a read: fewer of them would wait in vain."""
-    monkeypatch.setattr(store, "cores", lambda: 4)
+    monkeypatch.setattr(tree_files, "cores", lambda: 4)
     meeting = threading.Barrier(4, timeout=WAIT)
     on_write(monkeypatch, lambda client, version: meeting.wait() and None)
     kept = ClientStore(tmp_path, budget=budget)
@@ -207,9 +207,9 @@ def test_states_are_written_and_read_at_the_same_time(budget, tmp_path, monkeypa
         kept.put(client, state, 1)
     entries = dict(kept.save())
     assert len(entries) == 8
-    real = store.read_verified
-    monkeypatch.setattr(store, "read_verified", lambda *args: (meeting.wait(), real(*args))[1])
-    store.verify(tmp_path, entries.values())
+    real = tree_files.read_verified
+    monkeypatch.setattr(tree_files, "read_verified", lambda *args: (meeting.wait(), real(*args))[1])
+    tree_files.verify(tmp_path, entries.values())
     again = ClientStore(tmp_path)
     again.load(entries, set())
     again.prefetch(range(8))
@@ -218,7 +218,7 @@ def test_states_are_written_and_read_at_the_same_time(budget, tmp_path, monkeypa
 
 
 def test_the_newer_of_two_versions_counts_even_if_it_is_written_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "cores", lambda: 2)
+    monkeypatch.setattr(tree_files, "cores", lambda: 2)
     newer = threading.Event()
     on_write(monkeypatch, lambda client, version: newer.set() if version == 2 else newer.wait(WAIT) and None)
     kept = ClientStore(tmp_path, budget=0)
@@ -227,13 +227,13 @@ def test_the_newer_of_two_versions_counts_even_if_it_is_written_first(tmp_path, 
     entry = kept.save()[0]
     assert number_of(Path(entry.file)) == (0, 2)
     assert [p.name for p in tmp_path.iterdir()] == [entry.file]
-    assert float(store.read_tree(tmp_path, entry)["state"]["p"]["w"][0, 0]) == 2
+    assert float(tree_files.read_tree(tmp_path, entry)["state"]["p"]["w"][0, 0]) == 2
 
 
 @pytest.mark.parametrize("failing", [0, 3, 7])
 def test_one_failed_write_of_many_is_that_of_the_save(failing, tmp_path, monkeypatch):
     """The next save makes up for it."""
-    monkeypatch.setattr(store, "cores", lambda: 4)
+    monkeypatch.setattr(tree_files, "cores", lambda: 4)
     kept = ClientStore(tmp_path)
     for client, state in enumerate(states(8)):
         kept.put(client, state, 1)
@@ -247,13 +247,13 @@ def test_one_failed_write_of_many_is_that_of_the_save(failing, tmp_path, monkeyp
         with pytest.raises(fedslr.CheckpointError, match="cannot write"):
             kept.save()
     entries = kept.save()
-    store.verify(tmp_path, entries.values())
+    tree_files.verify(tmp_path, entries.values())
     assert {p.name for p in tmp_path.iterdir()} == {e.file for e in entries.values()}
     assert set(entries) == set(range(8))
 
 
 def test_nothing_is_written_once_a_store_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "cores", lambda: 2)
+    monkeypatch.setattr(tree_files, "cores", lambda: 2)
     begun, go = threading.Barrier(3, timeout=WAIT), threading.Event()
     started: list[int] = []
 
@@ -283,15 +283,15 @@ def test_nothing_is_written_once_a_store_is_closed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("damaged", range(0, 9, 2))
 def test_a_damaged_file_among_many_is_found(damaged, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "cores", lambda: 4)
+    monkeypatch.setattr(tree_files, "cores", lambda: 4)
     kept = ClientStore(tmp_path)
     for client, state in enumerate(states(9)):
         kept.put(client, state, 1)
     entries = kept.save()
-    store.verify(tmp_path, entries.values())
+    tree_files.verify(tmp_path, entries.values())
     (tmp_path / entries[damaged].file).write_bytes(b"damaged")
     with pytest.raises(fedslr.CheckpointError, match=f"client-00000{damaged}.* SHA-256 does not match"):
-        store.verify(tmp_path, entries.values())
+        tree_files.verify(tmp_path, entries.values())
 
 
 @pytest.mark.gpu
@@ -301,7 +301,7 @@ def test_states_on_a_gpu_are_saved_as_they_are(tmp_path):
         kept.put(client, state, 1)
     entries = kept.save()
     for client, state in enumerate(states(40)):
-        assert torch.equal(store.read_tree(tmp_path, entries[client])["state"]["p"]["w"], state["state"]["p"]["w"])
+        assert torch.equal(tree_files.read_tree(tmp_path, entries[client])["state"]["p"]["w"], state["state"]["p"]["w"])
 
 
 @pytest.mark.gpu
@@ -312,7 +312,7 @@ def test_factors_on_a_gpu_are_multiplied_there(budget, tmp_path):
     full = LowRank(torch.randn(60, 50, device="cuda"), torch.randn(50, 50, device="cuda"), (60, 50))
     kept = ClientStore(tmp_path, "cuda", budget)
     kept.put(0, {"state": {"p": {"w": full}}}, 1)
-    found = store.read_tree(tmp_path, kept.save()[0])["state"]["p"]["w"]
+    found = tree_files.read_tree(tmp_path, kept.save()[0])["state"]["p"]["w"]
     assert torch.equal(found, full.dense().cpu())
 
 

@@ -12,10 +12,11 @@ from torch.nn.functional import cross_entropy
 
 import fedslr
 from conftest import make_federation, mlp
-from fedslr import prox, theory, tree
-from fedslr.config import Settings
+from fedslr.algorithms import theory
+from fedslr.core import prox, tree
+from fedslr.core.problem import Task
 from fedslr.engine.rounds import Simulation
-from fedslr.types import Task
+from fedslr.engine.settings import Settings
 
 SIZES, WD, LAM = [9, 14, 6, 11], 0.3, 0.05
 CONVEX = make_federation(SIZES, (5,), classes=4)

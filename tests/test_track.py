@@ -12,12 +12,12 @@ import pytest
 
 import fedslr
 from conftest import make_federation, mlp
-from fedslr import track
+from fedslr.run import trackers
 
 OPTIONS: dict[str, Any] = {"rounds": 4, "evaluate_every": 2, "clients_per_round": 2}
 
 
-def train(out: Path | None, *names: str, **options: Any) -> fedslr.api.Result:
+def train(out: Path | None, *names: str, **options: Any) -> fedslr.Result:
     return fedslr.run(fedslr.FedSLR(), make_federation([6, 7, 5]), mlp(), out=out, track=names, **OPTIONS | options)
 
 
@@ -29,7 +29,7 @@ class Notebook:
         self.rounds: list[int] = []
         self.ends: list[Mapping[str, Any] | None] = []
 
-    def start(self, run: track.Run) -> None:
+    def start(self, run: trackers.Run) -> None:
         self.run = run
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class Notebook:
 
 
 def given(monkeypatch: pytest.MonkeyPatch, notebook: Notebook) -> Notebook:
-    monkeypatch.setitem(track.TRACKERS, "notebook", lambda: notebook)
+    monkeypatch.setitem(trackers.TRACKERS, "notebook", lambda: notebook)
     return notebook
 
 
@@ -68,14 +68,14 @@ def test_a_resumed_run_is_told_from_its_first_round(monkeypatch, tmp_path):
 
 def test_a_run_that_stops_has_no_summary_to_tell(monkeypatch, tmp_path):
     notebook = given(monkeypatch, Notebook())
-    with pytest.raises(fedslr.errors.Interrupted):
+    with pytest.raises(fedslr.core.errors.Interrupted):
         train(tmp_path, "notebook", should_stop=lambda: True)
     assert (notebook.rounds, notebook.ends) == ([1], [None])
 
 
 def test_a_tracker_that_fails_is_left_out(monkeypatch, tmp_path):
     failing, other = Notebook(fail_at=2), Notebook()
-    monkeypatch.setitem(track.TRACKERS, "failing", lambda: failing)
+    monkeypatch.setitem(trackers.TRACKERS, "failing", lambda: failing)
     given(monkeypatch, other)
     with pytest.warns(UserWarning, match="track: failing failed and is left out: no network") as warned:
         result = train(tmp_path, "failing", "notebook")
@@ -86,12 +86,12 @@ def test_a_tracker_that_fails_is_left_out(monkeypatch, tmp_path):
 
 def test_scalars_are_the_records_numbers(tmp_path):
     result = train(None)
-    found = track.scalars(result.records[-1])
+    found = trackers.scalars(result.records[-1])
     last = result.records[-1]
     assert found["accuracy/personal"] == last["accuracy_personal"]
     assert found["rank"] == sum(last["rank"].values())
     assert found["parameters/personal"] == pytest.approx(sum(last["parameters_personal"]) / 3)
-    assert "accuracy/personal" not in track.scalars(result.records[0])
+    assert "accuracy/personal" not in trackers.scalars(result.records[0])
     assert all(isinstance(value, float) for value in found.values())
 
 
@@ -162,7 +162,7 @@ def test_mlflow_has_the_records(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mlflow.set_tracking_uri(None)
     result = train(tmp_path / "mine", "mlflow")
-    with pytest.raises(fedslr.errors.Interrupted):
+    with pytest.raises(fedslr.core.errors.Interrupted):
         train(tmp_path / "stopped", "mlflow", should_stop=lambda: True)
     client = mlflow.MlflowClient()
     home = client.get_experiment_by_name("fedslr")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fedslr import tree
+from fedslr.core import tree
 
 
 def test_weighted_mean_of_nested_trees():

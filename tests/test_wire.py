@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedslr import wire
-from fedslr.errors import WireError
-from fedslr.matrix import LowRank, matrix_shape
+from fedslr.channel import encoding, layout, measuring, packing
+from fedslr.core import factored
+from fedslr.core.errors import WireError
+from fedslr.core.matrix import LowRank, matrix_shape
 
-DTYPES = list(wire.DTYPES.values())
+DTYPES = list(layout.DTYPES.values())
 
 
 @st.composite
@@ -79,34 +80,34 @@ def assert_same(a, b):
 @settings(max_examples=300, deadline=None)
 @given(trees)
 def test_decode_of_encode_is_the_tree(tree):
-    assert_same(tree, wire.decode(wire.encode(tree).data))
+    assert_same(tree, encoding.decode(encoding.encode(tree).data))
 
 
 @settings(max_examples=150, deadline=None)
 @given(trees)
 def test_a_body_is_what_safetensors_makes_of_its_arrays(tree):
-    packed = wire.pack(tree)
+    packed = packing.pack(tree)
     assert b"".join(packed.pieces()) == safetensors.numpy.save(packed.arrays)
 
 
 def test_the_pieces_of_a_body_are_no_copies():
     x = torch.randn(50, 3)
-    assert any(np.shares_memory(np.frombuffer(piece, np.uint8), x.numpy()) for piece in wire.pack({"x": x}).pieces())
+    assert any(np.shares_memory(np.frombuffer(piece, np.uint8), x.numpy()) for piece in packing.pack({"x": x}).pieces())
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(tensors() | factors(), min_size=1, max_size=5))
 def test_never_larger_than_dense(leaves):
     tree = {str(i): leaf for i, leaf in enumerate(leaves)}
-    dense = {k: np.ascontiguousarray(wire._array(x)) for k, x in wire.unfold(tree).items()}
-    dense["header"] = wire.pack(tree).arrays["header"]
+    dense = {k: np.ascontiguousarray(packing.to_array(x)) for k, x in factored.unfold(tree).items()}
+    dense["header"] = packing.pack(tree).arrays["header"]
     # The header's words for an encoding differ by a few letters; factors are two entries of the index.
-    more = sum(8 + wire.ENTRY * isinstance(leaf, LowRank) for leaf in leaves)
-    assert len(wire.encode(tree).data) <= len(wire.seal(safetensors.numpy.save(dense))) + more
+    more = sum(8 + layout.ENTRY * isinstance(leaf, LowRank) for leaf in leaves)
+    assert len(encoding.encode(tree).data) <= len(encoding.seal(safetensors.numpy.save(dense))) + more
 
 
 def body_of(tree):
-    return wire.load_arrays(wire.encode(tree).data[wire.FRAME.size :])
+    return encoding.load_arrays(encoding.encode(tree).data[layout.FRAME.size :])
 
 
 def kinds(tree):
@@ -126,26 +127,26 @@ def test_the_smallest_encoding_is_chosen():
         "factors",
         "dense",
     ]
-    assert wire.encode({"d": low}).numbers == 600
-    assert wire.encode({"e": full}).numbers == 10_000
-    assert wire.encode({"a": sparse, "d": low, "e": full}).numbers == 10 + 600 + 10_000
-    assert len(wire.encode({"a": sparse}).data) < 400
+    assert encoding.encode({"d": low}).numbers == 600
+    assert encoding.encode({"e": full}).numbers == 10_000
+    assert encoding.encode({"a": sparse, "d": low, "e": full}).numbers == 10 + 600 + 10_000
+    assert len(encoding.encode({"a": sparse}).data) < 400
 
 
 def test_bytes_are_close_to_the_numbers():
-    dense = wire.encode({"w": torch.randn(1000, 100)})
+    dense = encoding.encode({"w": torch.randn(1000, 100)})
     assert 0 < len(dense.data) - 400_000 < 300
 
 
 def test_negative_zero_survives():
     x = torch.zeros(1000)
     x[3] = -0.0
-    assert torch.signbit(wire.decode(wire.encode({"x": x}).data)["x"])[3]
+    assert torch.signbit(encoding.decode(encoding.encode({"x": x}).data)["x"])[3]
 
 
 def test_encoding_is_a_function_of_the_tree():
     tree = {"a": torch.randn(50, 20), "b": {"c": torch.zeros(900)}}
-    assert wire.encode(tree).data == wire.encode(tree).data
+    assert encoding.encode(tree).data == encoding.encode(tree).data
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -154,37 +155,37 @@ def test_what_is_not_finite_is_neither_sent_nor_accepted(bad, size):
     x = torch.zeros(size)
     x[1] = bad
     with pytest.raises(WireError, match="'a/b' has numbers that are not finite"):
-        wire.encode({"a": {"b": x}})
+        encoding.encode({"a": {"b": x}})
     arrays = body_of({"a": {"b": torch.ones(size)}})
     arrays["0"] = x.numpy()
     with pytest.raises(WireError, match="not finite"):
-        wire.decode(wire.seal(safetensors.numpy.save(arrays)))
+        encoding.decode(encoding.seal(safetensors.numpy.save(arrays)))
 
 
 def test_large_finite_numbers_pass_although_their_sum_overflows():
     x = torch.full((1000,), 3e38)
-    assert torch.equal(wire.decode(wire.encode({"x": x}).data)["x"], x)
+    assert torch.equal(encoding.decode(encoding.encode({"x": x}).data)["x"], x)
 
 
 def test_nobody_can_send_objects():
     with pytest.raises(TypeError, match="only tensors"):
-        wire.encode({"x": object()})
+        encoding.encode({"x": object()})
     with pytest.raises(TypeError, match=r"elements of torch\.complex64"):
-        wire.encode({"x": torch.zeros(2, dtype=torch.complex64)})
+        encoding.encode({"x": torch.zeros(2, dtype=torch.complex64)})
     with pytest.raises(WireError, match="'x' is not finite"):
-        wire.encode({"x": float("nan")})
+        encoding.encode({"x": float("nan")})
 
 
 def test_finite_factors_with_an_infinite_product_are_refused():
     huge = LowRank(torch.full((30, 1), 1e30), torch.full((20, 1), 1e30), (30, 20))
     with pytest.raises(WireError, match="not finite"):
-        wire.unfold(wire.decode(wire.encode({"w": huge}).data))
+        factored.unfold(encoding.decode(encoding.encode({"w": huge}).data))
 
 
 def test_errors_are_one_line_whatever_the_names():
     nasty = "a\nb\ud800" + "x" * 500
     with pytest.raises(WireError) as refused:
-        wire.require_finite({nasty: torch.tensor([float("nan")])})
+        factored.require_finite({nasty: torch.tensor([float("nan")])})
     text = str(refused.value)
     assert "\n" not in text
     assert len(text) < 200
@@ -209,13 +210,13 @@ SAMPLE = {
         (lambda d: b"PK" + d[2:], "no fedslr message"),
         (lambda d: d[:4] + struct.pack("<H", 9) + d[6:], "version 9"),
         (lambda d: d[:-1] + bytes([d[-1] ^ 1]), "checksum"),
-        (lambda d: wire.seal(b"not safetensors at all"), "malformed"),
-        (lambda d: wire.seal(b""), "malformed"),
+        (lambda d: encoding.seal(b"not safetensors at all"), "malformed"),
+        (lambda d: encoding.seal(b""), "malformed"),
     ],
 )
 def test_a_broken_frame_is_refused(mutate, says):
     with pytest.raises(WireError, match=says):
-        wire.decode(mutate(wire.encode(SAMPLE).data))
+        encoding.decode(mutate(encoding.encode(SAMPLE).data))
 
 
 def resealed(change):
@@ -224,7 +225,7 @@ def resealed(change):
     header = json.loads(arrays["header"].tobytes())
     change(arrays, header)
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    return wire.seal(safetensors.numpy.save(arrays))
+    return encoding.seal(safetensors.numpy.save(arrays))
 
 
 def set_header(line, place, value):
@@ -284,18 +285,18 @@ def set_padding_bit(arrays, header):
 )
 def test_a_wrong_claim_is_refused(change, says):
     with pytest.raises(WireError, match=says):
-        wire.decode(resealed(change))
+        encoding.decode(resealed(change))
 
 
 def test_limits_on_size():
-    data = wire.encode(SAMPLE).data
+    data = encoding.encode(SAMPLE).data
     with pytest.raises(WireError, match="more than the 100 allowed"):
-        wire.decode(data, max_bytes=100)
+        encoding.decode(data, max_bytes=100)
     # No tensor alone has more, all together have.
-    total = sum(prod(x.shape) for _, x in wire._leaves(SAMPLE) if isinstance(x, torch.Tensor | LowRank))
+    total = sum(prod(x.shape) for _, x in factored.leaves_with_paths(SAMPLE) if isinstance(x, torch.Tensor | LowRank))
     with pytest.raises(WireError, match=f"larger than the {total - 1} numbers"):
-        wire.decode(data, max_numbers=total - 1)
-    wire.decode(data, max_numbers=total)
+        encoding.decode(data, max_numbers=total - 1)
+    encoding.decode(data, max_numbers=total)
 
 
 def test_a_tiny_message_cannot_unfold_to_a_huge_tensor():
@@ -303,7 +304,7 @@ def test_a_tiny_message_cannot_unfold_to_a_huge_tensor():
     header = [[["x"], "indices", "float32", [2**20, 2**20]]]
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     with pytest.raises(WireError, match="larger than"):
-        wire.decode(wire.seal(safetensors.numpy.save(arrays)))
+        encoding.decode(encoding.seal(safetensors.numpy.save(arrays)))
 
 
 def mutants(data: bytes, count: int, seed: int):
@@ -333,28 +334,28 @@ def mutants(data: bytes, count: int, seed: int):
 
 def test_every_mutated_message_is_cleanly_rejected():
     """10,000 damaged messages: each one a WireError, nothing else, nothing accepted."""
-    data = wire.encode(SAMPLE).data
+    data = encoding.encode(SAMPLE).data
     tried = 0
     for mutant in mutants(data, 10_000, seed=1):
         if mutant != data:
             tried += 1
             with pytest.raises(WireError):
-                wire.decode(mutant)
+                encoding.decode(mutant)
     assert tried > 9_500
 
 
 def test_mutants_with_a_valid_checksum_are_rejected_or_well_formed():
     """The checksum forged, the parser itself is tried: a WireError, or a finite tree within the limits."""
-    body = wire.encode(SAMPLE).data[wire.FRAME.size :]
+    body = encoding.encode(SAMPLE).data[layout.FRAME.size :]
     rejected = 0
     for mutant in mutants(body, 10_000, seed=2):
         try:
-            tree = wire.unfold(wire.decode(wire.seal(mutant), max_numbers=10_000))
+            tree = factored.unfold(encoding.decode(encoding.seal(mutant), max_numbers=10_000))
         except WireError:
             rejected += 1
             continue
         total = 0
-        for _, leaf in wire._leaves(tree):
+        for _, leaf in factored.leaves_with_paths(tree):
             if isinstance(leaf, torch.Tensor):
                 total += leaf.numel()
                 assert not leaf.is_floating_point() or torch.isfinite(leaf).all()
@@ -368,7 +369,7 @@ def test_mutants_with_a_valid_checksum_are_rejected_or_well_formed():
 @settings(max_examples=300, deadline=None)
 @given(trees)
 def test_a_message_has_the_size_that_was_measured(tree):
-    assert wire.measure(tree) == wire.encode(tree).size
+    assert measuring.measure(tree) == encoding.encode(tree).size
 
 
 @st.composite
@@ -392,16 +393,16 @@ def part(tree, client):
 @given(cohorts())
 def test_every_message_of_a_cohort_has_the_size_that_was_measured(cohort):
     tree, clients = cohort
-    messages = [wire.encode(part(tree, client)).size for client in range(clients)]
-    counts = wire.nonzeros(tree, True)
+    messages = [encoding.encode(part(tree, client)).size for client in range(clients)]
+    counts = measuring.nonzeros(tree, True)
     assert counts.dtype == torch.int64
-    assert wire.sizes(tree, counts) == wire.sizes(tree, counts.numpy()) == messages
-    assert all(torch.equal(counts[i], wire.nonzeros(part(tree, i), False)) for i in range(clients))
+    assert measuring.sizes(tree, counts) == measuring.sizes(tree, counts.numpy()) == messages
+    assert all(torch.equal(counts[i], measuring.nonzeros(part(tree, i), False)) for i in range(clients))
 
 
 def test_nothing_has_no_size():
-    assert wire.NOTHING.size == wire.Size(0, 0)
-    assert wire.measure({}) == wire.encode({}).size
+    assert encoding.NOTHING.size == layout.Size(0, 0)
+    assert measuring.measure({}) == encoding.encode({}).size
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -410,7 +411,7 @@ def test_sizes_are_exact_where_one_encoding_overtakes_another(dtype, size):
     for count in range(0, size + 1, max(1, size // 200)):
         x = torch.zeros(size, dtype=dtype)
         x[:count] = 1
-        assert wire.measure({"x": x}) == wire.encode({"x": x}).size
+        assert measuring.measure({"x": x}) == encoding.encode({"x": x}).size
 
 
 @pytest.mark.parametrize("rank", [0, 1, 9, 10, 11, 20])
@@ -420,7 +421,7 @@ def test_factors_are_measured_as_they_travel(rank):
     u = u * (torch.arange(30) % 3 == 0)[:, None]
     for shape in ((30, 20), (10, 5, 3, 4)):
         tree = {"w": LowRank(u.clone().requires_grad_(), v, shape)}
-        assert wire.measure(tree) == wire.encode(tree).size
+        assert measuring.measure(tree) == encoding.encode(tree).size
 
 
 @pytest.mark.parametrize(
@@ -436,14 +437,18 @@ def test_factors_are_measured_as_they_travel(rank):
     ],
 )
 def test_any_strides_are_measured(x):
-    assert wire.measure({"x": x}) == wire.encode({"x": x}).size
+    assert measuring.measure({"x": x}) == encoding.encode({"x": x}).size
     stacked = {"x": x, "y": torch.ones(len(x))}
-    parts = [wire.encode({"x": row, "y": torch.ones(())}).size for row in x]
-    assert wire.sizes(stacked, wire.nonzeros(stacked, True)) == parts
+    parts = [encoding.encode({"x": row, "y": torch.ones(())}).size for row in x]
+    assert measuring.sizes(stacked, measuring.nonzeros(stacked, True)) == parts
 
 
 def test_a_measured_tree_is_refused_as_an_encoded_one_is():
-    for measured in (wire.measure, lambda tree: wire.nonzeros(tree, True), lambda tree: wire.nonzeros(tree, False)):
+    for measured in (
+        measuring.measure,
+        lambda tree: measuring.nonzeros(tree, True),
+        lambda tree: measuring.nonzeros(tree, False),
+    ):
         with pytest.raises(TypeError, match="only tensors"):
             measured({"x": object()})
         with pytest.raises(TypeError, match=r"elements of torch\.complex64"):
@@ -464,14 +469,14 @@ def test_a_measured_tree_is_refused_as_an_encoded_one_is():
 )
 def test_what_is_not_stacked_is_refused(tree):
     with pytest.raises(ValueError, match="stacked"):
-        wire.nonzeros(tree, True)
+        measuring.nonzeros(tree, True)
     with pytest.raises(ValueError, match="stacked"):
-        wire.sizes(tree, torch.ones(2, 1, dtype=torch.int64))
+        measuring.sizes(tree, torch.ones(2, 1, dtype=torch.int64))
 
 
 def test_a_cohort_of_nobody_sends_nothing():
     tree = {"x": torch.ones(0, 5)}
-    assert wire.sizes(tree, wire.nonzeros(tree, True)) == []
+    assert measuring.sizes(tree, measuring.nonzeros(tree, True)) == []
 
 
 STORED_SHAPES = st.lists(st.integers(0, 9) | st.sampled_from([10, 99, 100]), max_size=3).map(tuple)
@@ -483,21 +488,21 @@ STORED_SHAPES = st.lists(st.integers(0, 9) | st.sampled_from([10, 99, 100]), max
     st.randoms(use_true_random=False),
 )
 def test_the_length_of_a_body_is_known(shapes, rng):
-    assert_length_is_known({name: wire.Part(rng.choice(DTYPES), shape) for name, shape in shapes.items()})
+    assert_length_is_known({name: layout.Part(rng.choice(DTYPES), shape) for name, shape in shapes.items()})
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_length_of_a_body_of_hundreds_of_arrays_is_known(seed):
     rng = random.Random(seed)
     shapes = [(), (0,), (3,), (64,), (7, 0, 2), (1000,), (33, 5, 3)]
-    assert_length_is_known({str(i): wire.Part(rng.choice(DTYPES), rng.choice(shapes)) for i in range(700)})
+    assert_length_is_known({str(i): layout.Part(rng.choice(DTYPES), rng.choice(shapes)) for i in range(700)})
 
 
 def assert_length_is_known(parts):
-    arrays = {name: wire._array(torch.zeros(part.shape, dtype=part.element)) for name, part in parts.items()}
+    arrays = {name: packing.to_array(torch.zeros(part.shape, dtype=part.element)) for name, part in parts.items()}
     body = safetensors.numpy.save(arrays)
-    assert wire._body_bytes(parts) == len(body)
-    assert b"".join(wire.Packed(arrays, 0, parts).pieces()) == body
+    assert measuring._body_bytes(parts) == len(body)
+    assert b"".join(packing.Packed(arrays, 0, parts).pieces()) == body
 
 
 class Watch(TorchDispatchMode):
@@ -515,7 +520,7 @@ class Watch(TorchDispatchMode):
 def test_counting_a_cohort_waits_for_nothing():
     tree = {str(i): torch.randn(3, 20, 20).mT for i in range(5)}
     with Watch() as watch:
-        wire.nonzeros(tree, True)
+        measuring.nonzeros(tree, True)
     assert not {"_local_scalar_dense", "item", "_to_copy", "clone", "copy_", "nonzero"} & set(watch.seen)
     assert watch.seen.count("sum") == len(tree)
 
@@ -529,13 +534,13 @@ def test_only_counts_leave_the_gpu():
         "bf16": -torch.zeros(3, 100, dtype=torch.bfloat16),
         "scalar": torch.ones(3),
     }
-    there = wire.to_device(tree, "cuda")
+    there = factored.to_device(tree, "cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
-        counts = wire.nonzeros(there, True)
+        counts = measuring.nonzeros(there, True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert counts.device.type == "cuda"
-    assert wire.sizes(there, counts.cpu()) == [wire.encode(part(tree, i)).size for i in range(3)]
+    assert measuring.sizes(there, counts.cpu()) == [encoding.encode(part(tree, i)).size for i in range(3)]
     mixed = {"there": part(there, 0), "here": part(tree, 1), "w": LowRank(*torch.ones(2, 9, 9).cuda(), (9, 9))}
-    assert wire.measure(mixed) == wire.encode(mixed).size
+    assert measuring.measure(mixed) == encoding.encode(mixed).size

@@ -7,31 +7,83 @@ result.summary, result.global_params, result.personal_model(3)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from fedslr.core import startup
 
-if TYPE_CHECKING:
-    from fedslr.public import *  # noqa: F403
-else:
+startup.exit_on_ctrl_c_while_importing()
 
-    def __getattr__(name: str) -> object:
-        """A public name or a module, once it is asked for.
+# ruff: noqa: E402 - everything below imports PyTorch
+from fedslr.algorithms import (
+    ALGORITHMS,
+    APFL,
+    GPGD,
+    LPGD,
+    Ditto,
+    FedAvg,
+    FedDyn,
+    FedPer,
+    FedProx,
+    FedRep,
+    FedSLR,
+    FedSpa,
+    LGFedAvg,
+    Local,
+    LowRankLowRank,
+    PerFedAvg,
+    Scaffold,
+    SparseLowRank,
+    SparseSparse,
+)
+from fedslr.core.algorithm import Algorithm
+from fedslr.core.errors import CheckpointError, FedslrError, Interrupted, WireError
+from fedslr.core.problem import Task
+from fedslr.core.types import Batch, LocalData, Params, Payload, Round
+from fedslr.core.version import __version__
+from fedslr.data import ClientData, Federation, load
+from fedslr.engine.settings import Settings
+from fedslr.export import export, load_exported
+from fedslr.run.api import run
+from fedslr.run.reopen import open_run
+from fedslr.run.result import Result
 
-        With them comes torch, which takes seconds to import: the command line answers ctrl-C before that.
-        """
-        from importlib import import_module
-        from importlib.util import find_spec
-
-        # Modules first: some are asked for while the public names are still being imported.
-        if name.isidentifier() and not name.startswith("__") and find_spec(f"fedslr.{name}") is not None:
-            return import_module(f"fedslr.{name}")
-        if not name.startswith("__") or name in ("__all__", "__version__"):
-            public = import_module("fedslr.public")
-            if name in public.__all__ or name == "__all__":
-                # From now on it is a name like any other.
-                return globals().setdefault(name, getattr(public, name))
-        raise AttributeError(f"module 'fedslr' has no attribute '{name}'")
-
-    def __dir__() -> list[str]:
-        from fedslr import public
-
-        return sorted({*globals(), *public.__all__})
+__all__ = [
+    "ALGORITHMS",
+    "APFL",
+    "GPGD",
+    "LPGD",
+    "Algorithm",
+    "Batch",
+    "CheckpointError",
+    "ClientData",
+    "Ditto",
+    "FedAvg",
+    "FedDyn",
+    "FedPer",
+    "FedProx",
+    "FedRep",
+    "FedSLR",
+    "FedSpa",
+    "Federation",
+    "FedslrError",
+    "Interrupted",
+    "LGFedAvg",
+    "Local",
+    "LocalData",
+    "LowRankLowRank",
+    "Params",
+    "Payload",
+    "PerFedAvg",
+    "Result",
+    "Round",
+    "Scaffold",
+    "Settings",
+    "SparseLowRank",
+    "SparseSparse",
+    "Task",
+    "WireError",
+    "__version__",
+    "export",
+    "load",
+    "load_exported",
+    "open_run",
+    "run",
+]

@@ -12,11 +12,11 @@ from fedslr.algorithms.feddyn import FedDyn
 from fedslr.algorithms.fedprox import FedProx
 from fedslr.algorithms.fedslr import FedSLR
 from fedslr.algorithms.fedspa import FedSpa
-from fedslr.algorithms.layers import FedPer, FedRep, LGFedAvg
+from fedslr.algorithms.layer_split import FedPer, FedRep, LGFedAvg
 from fedslr.algorithms.local import Local
 from fedslr.algorithms.perfedavg import PerFedAvg
 from fedslr.algorithms.scaffold import Scaffold
-from fedslr.types import Algorithm
+from fedslr.core.algorithm import Algorithm
 
 METHODS: tuple[type[Algorithm[Any, Any]], ...] = (
     FedSLR,

@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedslr import tree
 from fedslr.algorithms.fedslr import Client, Factored, FedSLR, Mixed, Server
-from fedslr.local import scan
-from fedslr.matrix import dense, is_matrix
-from fedslr.prox import low_rank, soft_threshold
-from fedslr.schema import non_negative, positive
-from fedslr.types import Batch, LocalData, Params, Round, Task
+from fedslr.core import tree
+from fedslr.core.matrix import dense, is_matrix
+from fedslr.core.problem import Task
+from fedslr.core.prox import low_rank, soft_threshold
+from fedslr.core.scan import scan
+from fedslr.core.schema import non_negative, positive
+from fedslr.core.types import Batch, LocalData, Params, Round
 
 # --- proximal gradient without duals --------------------------------------------------------------------------------
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from fedslr import tree
 from fedslr.algorithms.fedavg import FedAvg
-from fedslr.local import scan
-from fedslr.schema import non_negative
-from fedslr.types import Batch, LocalData, Params, Payload, Round, Task
+from fedslr.core import tree
+from fedslr.core.problem import Task
+from fedslr.core.scan import scan
+from fedslr.core.schema import non_negative
+from fedslr.core.types import Batch, LocalData, Params, Payload, Round
 
 
 class Client(NamedTuple):

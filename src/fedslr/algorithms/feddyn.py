@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
-from fedslr import tree
-from fedslr.local import scan
-from fedslr.schema import positive
-from fedslr.types import Algorithm, Batch, LocalData, Params, Payload, Round, Task
+from fedslr.core import tree
+from fedslr.core.algorithm import Algorithm
+from fedslr.core.problem import Task
+from fedslr.core.scan import scan
+from fedslr.core.schema import positive
+from fedslr.core.types import Batch, LocalData, Params, Payload, Round
 
 
 class Server(NamedTuple):

@@ -18,12 +18,14 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedslr import tree
-from fedslr.local import scan
-from fedslr.matrix import LowRank, dense
-from fedslr.prox import low_rank, soft_threshold
-from fedslr.schema import non_negative, positive
-from fedslr.types import Batch, LocalData, Params, Payload, Phased, Round, Task, ranks_of
+from fedslr.core import tree
+from fedslr.core.algorithm import Phased, ranks_of
+from fedslr.core.matrix import LowRank, dense
+from fedslr.core.problem import Task
+from fedslr.core.prox import low_rank, soft_threshold
+from fedslr.core.scan import scan
+from fedslr.core.schema import non_negative, positive
+from fedslr.core.types import Batch, LocalData, Params, Payload, Round
 
 Factored = dict[str, Tensor | LowRank]
 """A model whose matrices may be held as factors."""

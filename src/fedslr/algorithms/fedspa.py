@@ -16,12 +16,14 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedslr import tree
-from fedslr.errors import FedslrError
-from fedslr.local import scan
-from fedslr.matrix import is_matrix
-from fedslr.schema import fraction, share
-from fedslr.types import Algorithm, Batch, LocalData, Params, Payload, Round, Task
+from fedslr.core import tree
+from fedslr.core.algorithm import Algorithm
+from fedslr.core.errors import FedslrError
+from fedslr.core.matrix import is_matrix
+from fedslr.core.problem import Task
+from fedslr.core.scan import scan
+from fedslr.core.schema import fraction, share
+from fedslr.core.types import Batch, LocalData, Params, Payload, Round
 
 
 class Server(NamedTuple):

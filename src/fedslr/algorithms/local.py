@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from fedslr import tree
-from fedslr.local import scan
-from fedslr.types import Algorithm, Batch, LocalData, Params, Payload, Round, Task
+from fedslr.core import tree
+from fedslr.core.algorithm import Algorithm
+from fedslr.core.problem import Task
+from fedslr.core.scan import scan
+from fedslr.core.types import Batch, LocalData, Params, Payload, Round
 
 
 class Client(NamedTuple):

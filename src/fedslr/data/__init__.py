@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from fedslr import plugins, schema, seeds
+from fedslr.core import plugins, schema, seeds
+from fedslr.core.errors import FedslrError, suggest
+from fedslr.core.schema import countable, one_of, positive, seed_range
 from fedslr.data import own, splits
 from fedslr.data.dataset import Dataset
 from fedslr.data.digits import digits
 from fedslr.data.federation import ClientData, Federation
 from fedslr.data.images import cifar10, cifar100, tinyimagenet
-from fedslr.errors import FedslrError, suggest
-from fedslr.schema import countable, one_of, positive, seed_range
 
 DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "digits": digits,

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fedslr import seeds
+from fedslr.core import seeds
+from fedslr.core.types import Batch
 from fedslr.data.augment import flip_and_crop
 from fedslr.data.normalization import Normalization, inputs
-from fedslr.types import Batch
 
 EVALUATION = 2**31
 """The round under which a personal model that adapts draws its batches."""

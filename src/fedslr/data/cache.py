@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from fedslr.errors import CheckpointError
-from fedslr.store import sync_folder, write_durably
+from fedslr.core.durable import sync_folder, write_durably
+from fedslr.core.errors import CheckpointError
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedslr import schema
+from fedslr.core import schema
+from fedslr.core.errors import FedslrError, FedslrWarning
+from fedslr.core.schema import countable
 from fedslr.data.normalization import UNIT, Normalization
-from fedslr.errors import FedslrError, FedslrWarning
-from fedslr.schema import countable
 
 PARTS = ("x", "y", "x_test", "y_test")
 MANY_CLASSES, PER_LABEL = 100, 20

@@ -24,12 +24,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from fedslr.core.errors import FedslrError
+from fedslr.core.machine import cores
 from fedslr.data import cache, decode
 from fedslr.data.dataset import Dataset
 from fedslr.data.federation import PARTS
 from fedslr.data.normalization import Normalization
-from fedslr.errors import FedslrError
-from fedslr.machine import cores
 
 Array = np.ndarray[Any, Any]
 PIXELS = 3 * 32 * 32

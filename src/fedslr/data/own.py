@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from fedslr.core.errors import FedslrError, FedslrWarning
 from fedslr.data import cache
 from fedslr.data.dataset import Dataset
 from fedslr.data.federation import PARTS, Federation
 from fedslr.data.images import by_name, pooled, read_images
 from fedslr.data.normalization import Normalization
-from fedslr.errors import FedslrError, FedslrWarning
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LARGE, RATIO = 2**31, 100

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fedslr.errors import FedslrError, suggest
+from fedslr.core.errors import FedslrError, suggest
 
 BLOCK = 2**20
 TIMEOUT = 30

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedslr.errors import FedslrError
+from fedslr.core.errors import FedslrError
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Generator = np.random.Generator

@@ -26,14 +26,14 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedslr.core.durable import disk_errors, write_durably
+from fedslr.core.errors import FedslrError, TakenError, WireError
 from fedslr.data import own, share_out
 from fedslr.data.federation import Federation
 from fedslr.deploy import keys, options
 from fedslr.deploy.messages import ENROL, EVALUATE, TRAIN, Order, digest, quoted
 from fedslr.deploy.node import Data, Node
 from fedslr.deploy.server import FAILURE, LINGERING, Coordinator, finish, open_coordinator
-from fedslr.errors import FedslrError, TakenError, WireError
-from fedslr.store import disk_errors, write_durably
 
 RECORD = "fedslr"
 TYPES = {ENROL: MessageType.QUERY, TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}

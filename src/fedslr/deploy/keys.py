@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fedslr.errors import FedslrError
-from fedslr.store import disk_errors, write_durably
+from fedslr.core.durable import disk_errors, write_durably
+from fedslr.core.errors import FedslrError
 
 LIFE = datetime.timedelta(days=825)
 """As long as certificates are commonly believed."""

@@ -20,10 +20,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedslr.errors import CheckpointError, FedslrError
-from fedslr.record import LEDGER
-from fedslr.store import MAKE_ROOM, Entry, disk_errors, read_tree, sync_folder, write_tree, write_whole
-from fedslr.tree import Tree
+from fedslr.core.durable import MAKE_ROOM, disk_errors, sync_folder, write_whole
+from fedslr.core.errors import CheckpointError, FedslrError
+from fedslr.core.tree import Tree
+from fedslr.storage.run_folder import LEDGER
+from fedslr.storage.tree_files import Entry, read_tree, write_tree
 
 FORMAT = 1
 KEPT = 20

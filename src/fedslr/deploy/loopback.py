@@ -18,15 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from fedslr import config
+from fedslr.core.errors import FedslrError
 from fedslr.data import share_out
 from fedslr.data.federation import PARTS, ClientData
 from fedslr.deploy import keys, options
 from fedslr.deploy.ledger import books
 from fedslr.deploy.server import FAILURE
-from fedslr.errors import FedslrError
-from fedslr.record import is_taken, locked, read_records
 from fedslr.report import percent
+from fedslr.run import recipe_text
+from fedslr.storage.locks import is_taken, locked
+from fedslr.storage.record import read_records
 
 CONNECTION = "fedslr"
 LINK = "superlink"
@@ -105,7 +106,7 @@ def submit(folder: Path, connection: str, recipe: str, out: Path, env: Mapping[s
     app = write_app(folder)
     settings = folder / "run.toml"
     asked = {"recipe": recipe, "out": str(out)}
-    settings.write_text("".join(f"{k} = {config.toml_value(v)}\n" for k, v in asked.items()), "utf-8")
+    settings.write_text("".join(f"{k} = {recipe_text.toml_value(v)}\n" for k, v in asked.items()), "utf-8")
     told = call([program("flwr"), "run", str(app), connection, "--run-config", str(settings)], env)
     found = re.search(r"started run (\d+)", told)
     return found[1] if found else "RUN_ID"

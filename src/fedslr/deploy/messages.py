@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self, get_type_hints
 
-from fedslr import schema
-from fedslr.errors import WireError
+from fedslr.core import schema
+from fedslr.core.errors import WireError
 
 ENROL, TRAIN, EVALUATE = "enrol", "train", "evaluate"
 DONE, LOST, REFUSED = "done", "lost", "refused"

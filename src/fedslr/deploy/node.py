@@ -13,7 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedslr import models, wire
+from fedslr.channel import encoding
+from fedslr.channel.model_size import parameters
+from fedslr.core import factored
+from fedslr.core.algorithm import Algorithm
+from fedslr.core.errors import CheckpointError, FedslrError, StorageError, WireError
+from fedslr.core.states import plain, restore
+from fedslr.core.tree import Tree
+from fedslr.core.types import Params
 from fedslr.data.federation import ClientData, Federation
 from fedslr.deploy import options
 from fedslr.deploy.messages import (
@@ -34,13 +41,10 @@ from fedslr.deploy.messages import (
     next_head,
 )
 from fedslr.deploy.node_store import NodeStore, Page, Pending
+from fedslr.engine import preflight
 from fedslr.engine.eager import Eager
-from fedslr.errors import CheckpointError, FedslrError, StorageError, WireError
-from fedslr.metrics import parameters
-from fedslr.record import lock
-from fedslr.store import Entry, plain, restore
-from fedslr.tree import Tree
-from fedslr.types import Algorithm, Params
+from fedslr.storage.locks import lock
+from fedslr.storage.tree_files import Entry
 
 Data = Callable[[int], Federation]
 """The number of classes to a federation of one client: this node's data."""
@@ -124,7 +128,7 @@ class Node:
     def _enrol(self, order: Order) -> Report:
         """Become a client of the run, or come back to it with the books the server has."""
         asked = options.from_text(order.recipe)
-        examples, inputs = self._check(asked, wire.decode(order.start))
+        examples, inputs = self._check(asked, encoding.decode(order.start))
         page = None
         try:
             page = self.store.read()
@@ -143,7 +147,7 @@ class Node:
         federation's."""
         federation = self.data(asked.options.classes)
         held, task = _held(federation, asked), asked.task()
-        for warning in models.check(task.model, federation, task.loss_function):
+        for warning in preflight.check(task.model, federation, task.loss_function):
             self.say(warning)
         mine, theirs = ({k: (x.shape, x.dtype) for k, x in w.items()} for w in (task.params(), start))
         if mine != theirs:
@@ -155,7 +159,7 @@ class Node:
 
     def _begin(self, page: Page | None, order: Order, asked: options.Deployment) -> None:
         """The personal part stays, if there is one; what the server mirrors is what it says."""
-        algorithm, start = asked.recipe.algorithm, wire.decode(order.start)
+        algorithm, start = asked.recipe.algorithm, encoding.decode(order.start)
         state = algorithm.init_client(start)
         mirrored = algorithm.ledger + algorithm.addressing
         account = _decode(order.account) or _fields(state, mirrored)
@@ -242,7 +246,7 @@ class Node:
             trained, upload = work.engine.local_update(
                 self.client, state, work.receive(order.payload), work.settings.round(order.round)
             )
-            wire.require_finite({"state": plain(trained)})
+            factored.require_finite({"state": plain(trained)})
             data = _encode(upload)
         if work.algorithm.ledger:
             trained = trained._replace(**_fields(state, work.algorithm.ledger))
@@ -300,10 +304,10 @@ class _Work:
         self.algorithm: Algorithm[Any, Any] = asked.recipe.algorithm
         self.settings = asked.recipe.settings
         task = asked.task()
-        self.start = wire.to_device(self.store.tree(page.start), self.settings.torch_device())
+        self.start = factored.to_device(self.store.tree(page.start), self.settings.torch_device())
         self.kind = type(self.algorithm.init_client(self.start))
         federation = node.data(asked.options.classes)
-        task.copies = models.works_in_place(task.model, federation)
+        task.copies = preflight.works_in_place(task.model, federation)
         self.held, self.inputs = _held(federation, asked), _kind(federation)
         placed = self.held.to(self.settings.torch_device(), self.settings.torch_dtype())
         self.engine = Eager(
@@ -317,10 +321,10 @@ class _Work:
         )
 
     def restored(self, entry: Any) -> Any:
-        return restore(self.kind, wire.to_device(self.store.tree(entry), self.settings.torch_device()))
+        return restore(self.kind, factored.to_device(self.store.tree(entry), self.settings.torch_device()))
 
     def receive(self, payload: bytes) -> Tree:
-        return wire.to_device(_decode(payload), self.settings.torch_device())
+        return factored.to_device(_decode(payload), self.settings.torch_device())
 
     def accuracy(self, params: Params | None) -> float:
         found = None if params is None else self.engine.accuracy(params, [self.client])[0]
@@ -360,10 +364,10 @@ def _fields(state: Any, names: tuple[str, ...]) -> Tree:
 
 
 def _encode(tree: Tree) -> bytes:
-    return wire.encode(tree).data if tree else b""
+    return encoding.encode(tree).data if tree else b""
 
 
 def _decode(data: bytes, fold: bool = False) -> Tree:
     """What a message says, matrices multiplied out unless they should stay as they came; nothing for no message."""
-    found = wire.decode(data) if data else {}
-    return found if fold else wire.unfold(found)
+    found = encoding.decode(data) if data else {}
+    return found if fold else factored.unfold(found)

@@ -24,18 +24,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedslr.errors import CheckpointError, FedslrError, StorageError
-from fedslr.store import (
-    Entry,
-    disk_errors,
-    read_tree,
-    read_verified,
-    sync_folder,
-    write_durably,
-    write_tree,
-    write_whole,
-)
-from fedslr.tree import Tree
+from fedslr.core.durable import disk_errors, sync_folder, write_durably, write_whole
+from fedslr.core.errors import CheckpointError, FedslrError, StorageError
+from fedslr.core.tree import Tree
+from fedslr.storage.tree_files import Entry, read_tree, read_verified, write_tree
 
 FORMAT = 1
 PAGE = "page.json"

@@ -11,11 +11,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
-from fedslr import config, losses, models, schema
-from fedslr.config import Recipe
-from fedslr.errors import FedslrError
-from fedslr.schema import Rule, countable, countable_from_zero, memory_size, positive
-from fedslr.types import Task
+from fedslr import models
+from fedslr.core import schema
+from fedslr.core.errors import FedslrError
+from fedslr.core.problem import Task
+from fedslr.core.schema import Rule, countable, countable_from_zero, memory_size, positive
+from fedslr.run import recipe_text, recipes
+from fedslr.run.recipes import Recipe
+from fedslr.tasks import losses
 
 shape_text = Rule("such as 3x32x32", lambda v: re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", v) is not None)
 
@@ -70,11 +73,11 @@ class Deployment:
     def to_toml(self) -> str:
         """All of it, defaults written out."""
         table = {k: v for k, v in dataclasses.asdict(self.options).items() if v is not None}
-        lines = "".join(f"{key} = {config.toml_value(value)}\n" for key, value in table.items())
+        lines = "".join(f"{key} = {recipe_text.toml_value(value)}\n" for key, value in table.items())
         return f"{self.recipe.to_toml()}\n[federation]\n{lines}"
 
 
-def parse(table: dict[str, Any], as_recipe: Callable[[Mapping[str, Any]], Recipe] = config.parse) -> Deployment:
+def parse(table: dict[str, Any], as_recipe: Callable[[Mapping[str, Any]], Recipe] = recipes.parse) -> Deployment:
     """A deployment from its parsed TOML."""
     rest = {key: value for key, value in table.items() if key != "federation"}
     given = table.get("federation", {})
@@ -89,7 +92,7 @@ def parse(table: dict[str, Any], as_recipe: Callable[[Mapping[str, Any]], Recipe
 def from_text(text: str, changes: Sequence[str] = ()) -> Deployment:
     """A deployment from a recipe's text, with `key=value` changes applied."""
     try:
-        return parse(config.apply(tomllib.loads(text), changes))
+        return parse(recipes.apply(tomllib.loads(text), changes))
     except tomllib.TOMLDecodeError as error:
         raise FedslrError(f"the recipe is not valid TOML: {error}") from None
 
@@ -101,4 +104,4 @@ def demo(changes: Sequence[str] = ()) -> Deployment:
 
 def read(path: Path, changes: Sequence[str] = ()) -> Deployment:
     """A deployment from a recipe file with a table `federation`, with `key=value` changes applied."""
-    return config.read_as(lambda table: parse(table, config.complete), path, changes)
+    return recipes.read_as(lambda table: parse(table, recipes.complete), path, changes)

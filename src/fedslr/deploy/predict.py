@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedslr.core.errors import FedslrError
 from fedslr.data import own
 from fedslr.data.federation import as_tensor, require_finite
 from fedslr.data.normalization import UNIT
@@ -16,7 +17,6 @@ from fedslr.deploy import options
 from fedslr.deploy.messages import EIGHT_BIT, NUMBERS
 from fedslr.deploy.node_store import NodeStore
 from fedslr.engine.eager import CHUNK
-from fedslr.errors import FedslrError
 
 
 @torch.no_grad()

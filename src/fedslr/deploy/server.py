@@ -20,8 +20,14 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from fedslr import api, naming, schema, seeds, tree, wire
-from fedslr.config import DEFAULT_COHORT, difference, lasting
+from fedslr.algorithms import naming
+from fedslr.channel import encoding, layout, measuring
+from fedslr.channel.model_size import Sizes, parameters
+from fedslr.core import factored, schema, seeds, tree
+from fedslr.core.algorithm import Algorithm
+from fedslr.core.errors import FedslrError, TakenError, WireError
+from fedslr.core.states import plain, restore
+from fedslr.core.tree import Tree
 from fedslr.data.own import DEPLOYED
 from fedslr.deploy import options
 from fedslr.deploy.ledger import Counted, Ledger, Member
@@ -42,14 +48,15 @@ from fedslr.deploy.messages import (
     quoted,
 )
 from fedslr.deploy.options import Deployment
-from fedslr.engine import cohort, contract
-from fedslr.errors import FedslrError, TakenError, WireError
-from fedslr.metrics import Evaluation, Sizes, parameters
-from fedslr.record import Record, RunFolder
+from fedslr.engine import contract, selection
+from fedslr.engine.settings import DEFAULT_COHORT
 from fedslr.report.page import write_report
-from fedslr.store import plain, restore, size
-from fedslr.tree import Tree
-from fedslr.types import Algorithm
+from fedslr.run.resumption import difference, fixed_on_resume
+from fedslr.run.summary import Figures, full_ranks, summarize
+from fedslr.storage.client_store import size
+from fedslr.storage.record import Record
+from fedslr.storage.run_folder import RunFolder
+from fedslr.storage.statistics import Evaluation
 
 FAILURE = "failure.txt"
 """In the run folder: why the last start of the server ended before the run did."""
@@ -85,7 +92,7 @@ class Upload(NamedTuple):
     address: Tree
     digest: str
     share: float
-    size: wire.Size
+    size: layout.Size
 
 
 @dataclass
@@ -129,7 +136,7 @@ class Coordinator:
         self.asked = self._same_run(asked) if self.ledger.exists else self._first_run(asked)
         self.options, self.settings = self.asked.options, self.asked.recipe.settings
         self.algorithm: Algorithm[Any, Any] = self.asked.recipe.algorithm
-        self.select = cohort.find(self.settings.selection)
+        self.select = selection.find(self.settings.selection)
         self.run = str(self.ledger.fact("run"))
         self.done = int(self.ledger.fact("done"))
         self.start = self.ledger.tree("start")
@@ -153,15 +160,15 @@ class Coordinator:
     def _first_run(self, asked: Deployment | None) -> Deployment:
         if asked is None:
             raise FedslrError(f"resume: {self.folder.path} holds no federation to resume")
-        cohort.find(asked.recipe.settings.selection)
+        selection.find(asked.recipe.settings.selection)
         start = asked.task().params()
         num_clients = asked.recipe.data.clients
         method = asked.recipe.algorithm
         with naming.mistakes(method):
             server = method.init_server(start, num_clients)
             contract.require_states(server, method.init_client(start))
-        start = wire.to_device(start, "cpu")
-        server = wire.to_device(plain(server), "cpu")
+        start = factored.to_device(start, "cpu")
+        server = factored.to_device(plain(server), "cpu")
         self.ledger.create(secrets.token_hex(8), asked.to_toml(), start, server, num_clients)
         return asked
 
@@ -282,7 +289,7 @@ class Coordinator:
         numbers = list(self.members)
         size = min(self.settings.clients_per_round or DEFAULT_COHORT, len(numbers))
         examples = [m.examples for m in self.members.values()]
-        return [numbers[i] for i in cohort.draw(self.select, size, examples, self.settings.seed, self.done)]
+        return [numbers[i] for i in selection.draw(self.select, size, examples, self.settings.seed, self.done)]
 
     def _ask(
         self, kind: str, attempt: int, clients: list[int], record: Record | None = None, enough: float = math.inf
@@ -327,7 +334,7 @@ class Coordinator:
         self._announce(encoded)
         return record
 
-    def _aggregate(self, uploads: list[tuple[int, Upload]]) -> tuple[Any, wire.Message]:
+    def _aggregate(self, uploads: list[tuple[int, Upload]]) -> tuple[Any, encoding.Message]:
         """The server after the round, and what it then has to say."""
         mean = tree.Mean()
         weights = contract.checked_weights([self.algorithm.weight(self.members[c].examples) for c, _ in uploads])
@@ -361,11 +368,11 @@ class Coordinator:
         account = self.ledger.account(member)
         return self.fresh._replace(**account) if account else self.fresh
 
-    def _announce(self, encoded: wire.Message | None = None) -> None:
+    def _announce(self, encoded: encoding.Message | None = None) -> None:
         """What is sent to all, and what they make of it."""
         self.broadcast = self.algorithm.broadcast(self.server)
         self.encoded = encoded or _encode(self.broadcast)
-        self.payload = wire.unfold(wire.decode(self.encoded.data)) if self.encoded.data else {}
+        self.payload = factored.unfold(encoding.decode(self.encoded.data)) if self.encoded.data else {}
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
@@ -517,14 +524,14 @@ class Coordinator:
         upload = self._decode("upload", report.payload, self.payload)
         told = {name: getattr(self.fresh, name) for name in self.algorithm.addressing}
         address = self._decode("address", report.address, told)
-        numbers = wire.measure(upload).numbers if upload else 0
-        return Upload(upload, address, report.digest, self._share(upload), wire.Size(len(report.payload), numbers))
+        numbers = measuring.measure(upload).numbers if upload else 0
+        return Upload(upload, address, report.digest, self._share(upload), layout.Size(len(report.payload), numbers))
 
     def _decode(self, what: str, data: bytes, like: Tree) -> Tree:
         numbers = 4 * sum(max(x.numel(), 1) for x in tree.leaves(like))
-        found = wire.decode(data, max_bytes=self._max_bytes(), max_numbers=numbers) if data else {}
-        wire.require_alike(found, like, what)
-        return wire.unfold(found)
+        found = encoding.decode(data, max_bytes=self._max_bytes(), max_numbers=numbers) if data else {}
+        factored.require_alike(found, like, what)
+        return factored.unfold(found)
 
     def _max_bytes(self) -> int:
         if self.options.max_bytes is not None:
@@ -544,7 +551,7 @@ class Coordinator:
         """Every client's own and the global model on its own test data, as far as the clients can be reached."""
         record = Record(**self.ledger.records()[-1])
         numbers = list(self.members)
-        chosen = cohort.evaluated(self.settings.evaluate_clients, len(numbers), self.settings.seed)
+        chosen = selection.evaluated(self.settings.evaluate_clients, len(numbers), self.settings.seed)
         asked = [numbers[i] for i in chosen]
         before = self.seconds["evaluate"]
         with self._timed("evaluate"):
@@ -586,8 +593,8 @@ def _unknown(identity: str) -> str:
     return f"an unknown node ({identity[:16]})"
 
 
-def _encode(payload: Tree) -> wire.Message:
-    return wire.encode(payload) if payload else wire.NOTHING
+def _encode(payload: Tree) -> encoding.Message:
+    return encoding.encode(payload) if payload else encoding.NOTHING
 
 
 def _scaled(upload: Tree, share: float) -> Tree:
@@ -610,7 +617,7 @@ def _plausible(report: Report) -> Report:
 def same_run(ledger: Ledger, asked: Deployment, path: Path) -> None:
     """The run in the folder; what is asked for may differ in what changes no round already made."""
     kept = options.from_text(ledger.fact("recipe"))
-    fixed = lasting(kept.recipe.algorithm)
+    fixed = fixed_on_resume(kept.recipe.algorithm)
     if asked.recipe.settings.rounds < (done := ledger.fact("done")):
         raise FedslrError(f"rounds: got {asked.recipe.settings.rounds}, but {done} are done in {path}")
     if changed := difference(kept.recipe.to_toml(), asked.recipe.to_toml(), asked.recipe.algorithm.name, fixed):
@@ -651,7 +658,7 @@ def _taken_over(path: Path, patience: float, say: Callable[[str], None]) -> RunF
 def finish(coordinator: Coordinator) -> dict[str, Any]:
     """The summary and the report of a federation that is done."""
     records, asked = coordinator.ledger.records(), coordinator.asked
-    run = api.Figures(
+    run = Figures(
         asked.recipe.algorithm.name,
         DEPLOYED,
         len(coordinator.members),
@@ -659,9 +666,9 @@ def finish(coordinator: Coordinator) -> dict[str, Any]:
         asked.recipe.settings.seed,
         coordinator.sizes(),
         coordinator.seconds,
-        api.full_ranks(coordinator.start),
+        full_ranks(coordinator.start),
     )
-    summary = api.summarize(run, records, rerunnable=False)
+    summary = summarize(run, records, rerunnable=False)
     coordinator.folder.write_summary(summary)
     write_report([coordinator.folder.path], coordinator.folder.path / "report.html")
     return summary

@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
-from fedslr import tree
+from fedslr.core import tree
+from fedslr.core.problem import Task
+from fedslr.core.types import Loss, Params, Payload, Round
 from fedslr.data.batches import EVALUATION
-from fedslr.data.cohort import CohortBatches, CohortData, Filled, Shape, Shapes, Unbatchable
 from fedslr.data.normalization import inputs
 from fedslr.engine import contract
+from fedslr.engine.cohort_batches import CohortBatches, CohortData, Filled, Shape, Shapes, Unbatchable
 from fedslr.engine.eager import CHUNK, Eager
-from fedslr.types import Loss, Params, Payload, Round, Task
 
 Work = Callable[[Task, Any, Payload, Any, Round], Any]
 """A client's part in a method: task, state, payload, data and round to what it makes of them."""

@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 
-from fedslr.config import Settings
+from fedslr.core.algorithm import Algorithm
+from fedslr.core.errors import FedslrError
+from fedslr.core.problem import Task
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization
 from fedslr.engine.batched import Batched
 from fedslr.engine.compiled import Compiled
 from fedslr.engine.cuda import Cuda
 from fedslr.engine.eager import Eager
-from fedslr.errors import FedslrError
-from fedslr.types import Algorithm, Task
+from fedslr.engine.settings import Settings
 
 
 def choose(

@@ -20,10 +20,10 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from fedslr.data.cohort import CohortBatches, Shape
+from fedslr.core.errors import FedslrError
+from fedslr.core.types import Payload, Round
 from fedslr.engine.batched import Batched, Together, changing
-from fedslr.errors import FedslrError
-from fedslr.types import Payload, Round
+from fedslr.engine.cohort_batches import CohortBatches, Shape
 
 Step = Callable[[Any, Any], Any]
 MOST = 16

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedslr import naming, seeds, wire
-from fedslr.errors import FedslrError, WireError
-from fedslr.machine import seeded
-from fedslr.matrix import LowRank
-from fedslr.tree import Tree, leaves
-from fedslr.types import Algorithm, Params, Payload
+from fedslr.algorithms import naming
+from fedslr.core import factored, seeds
+from fedslr.core.algorithm import Algorithm
+from fedslr.core.errors import FedslrError, WireError
+from fedslr.core.generators import seeded
+from fedslr.core.matrix import LowRank
+from fedslr.core.tree import Tree, leaves
+from fedslr.core.types import Params, Payload
 
 Update = Callable[..., tuple[Any, Payload]]
 
@@ -78,7 +80,7 @@ def checked_state(learn: Callable[..., Any], kind: type) -> Callable[..., Any]:
 def require_upload(upload: Payload, broadcast: Payload, stacked: bool = False) -> None:
     """Refuse an upload that is not shaped as the broadcast is: it might be added to it all the same."""
     try:
-        wire.require_alike(_first(upload) if stacked else upload, broadcast, "upload")
+        factored.require_alike(_first(upload) if stacked else upload, broadcast, "upload")
     except WireError as error:
         raise FedslrError(f"local_update: {error}; expected what is in the broadcast, and of its shapes") from None
 

@@ -23,14 +23,16 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedslr import tree
-from fedslr.data.cohort import Filled
+from fedslr.core import tree
+from fedslr.core.algorithm import Phased
+from fedslr.core.generators import leave_capture
+from fedslr.core.problem import gradients
+from fedslr.core.types import Params, Payload, Round
 from fedslr.data.normalization import inputs
 from fedslr.engine import contract
 from fedslr.engine.batched import Batched, CohortTask, T, Together, changing, may_be_vmaps, require_alike
+from fedslr.engine.cohort_batches import Filled
 from fedslr.engine.stacked import Network, aside, has_triton, is_same, stack
-from fedslr.machine import leave_capture
-from fedslr.types import Params, Payload, Phased, Round, gradients
 
 # --- gradients of a cohort --------------------------------------------------------------------------------------------
 

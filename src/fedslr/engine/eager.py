@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-from fedslr import seeds
+from fedslr.core import seeds
+from fedslr.core.algorithm import Algorithm
+from fedslr.core.generators import seeded
+from fedslr.core.problem import Task
+from fedslr.core.types import Params, Payload, Round
 from fedslr.data.batches import EVALUATION, ShuffledData
 from fedslr.data.federation import ClientData
 from fedslr.data.normalization import Normalization, inputs
 from fedslr.engine import contract
-from fedslr.machine import seeded
-from fedslr.types import Algorithm, Params, Payload, Round, Task
 
 CHUNK = 1024
 """Samples per forward pass of a model that does not train."""

@@ -18,21 +18,30 @@ import torch
 from torch import nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from fedslr import losses, models, theory, tree, wire
-from fedslr.checkpoint import NO_MODELS, Checkpoints, Generation, require_checkpoint
-from fedslr.config import Settings
-from fedslr.data.cohort import Unbatchable
+from fedslr import models
+from fedslr.algorithms import theory
+from fedslr.channel import layout
+from fedslr.channel.model_size import Sizes, parameters, parameters_of
+from fedslr.channel.transport import Encoded, Measured
+from fedslr.core import factored, tree
+from fedslr.core.algorithm import Algorithm
+from fedslr.core.errors import CheckpointError, FedslrError, WireError
+from fedslr.core.group import Group
+from fedslr.core.problem import Task
+from fedslr.core.states import plain, restore
+from fedslr.core.types import Loss, Params, Payload, Round
 from fedslr.data.federation import Federation, placed
-from fedslr.engine import cohort, contract
+from fedslr.engine import contract, preflight, selection
 from fedslr.engine.batched import TOGETHER, Batched
 from fedslr.engine.choice import choose
-from fedslr.engine.distributed import Group
-from fedslr.engine.post import Encoded, Measured
-from fedslr.errors import CheckpointError, FedslrError, WireError
-from fedslr.metrics import Evaluation, Sizes, parameters, parameters_of
-from fedslr.record import Record, RunFolder
-from fedslr.store import ClientStore, plain, restore
-from fedslr.types import Algorithm, Loss, Params, Payload, Round, Task
+from fedslr.engine.cohort_batches import Unbatchable
+from fedslr.engine.settings import Settings
+from fedslr.storage.checkpoint import NO_MODELS, Checkpoints, Generation, require_checkpoint
+from fedslr.storage.client_store import ClientStore
+from fedslr.storage.record import Record
+from fedslr.storage.run_folder import RunFolder
+from fedslr.storage.statistics import Evaluation
+from fedslr.tasks import losses
 
 LARGE = 1000.0
 """An input beyond this is of no scale that models are trained on."""
@@ -48,7 +57,7 @@ class Announced(NamedTuple):
     """What the server sends to all, its size, and what clients receive of it."""
 
     broadcast: Payload
-    size: wire.Size
+    size: layout.Size
     payload: Payload
 
 
@@ -64,7 +73,7 @@ class Simulation:
         folder: RunFolder | None = None,
         loss: Loss | None = None,
         warn: Callable[[str], None] = lambda text: None,
-        select: cohort.Select | None = None,
+        select: selection.Select | None = None,
         group: Group | None = None,
     ) -> None:
         self.group = group or Group()
@@ -72,24 +81,24 @@ class Simulation:
         self.folder, self.warn = folder, warn
         self.num_clients = len(federation.clients)
         self.cohort_size = settings.cohort_size(self.num_clients)
-        self.select = select or cohort.find(settings.selection)
+        self.select = select or selection.find(settings.selection)
         self.examples = [len(c.y) for c in federation.clients]
-        drawn = functools.partial(cohort.draw, self.select, self.cohort_size, self.examples, settings.seed)
+        drawn = functools.partial(selection.draw, self.select, self.cohort_size, self.examples, settings.seed)
         # Every cohort is drawn once, a round before it trains.
         self._cohort = functools.lru_cache(2)(drawn)
-        self.evaluated = cohort.evaluated(settings.evaluate_clients, self.num_clients, settings.seed)
+        self.evaluated = selection.evaluated(settings.evaluate_clients, self.num_clients, settings.seed)
         self.diagnosed = theory.require_supported(algorithm) if settings.diagnostics else None
 
-        module = models.build(model, federation, settings.seed)
+        module = models.build(model, federation.input_shape, federation.num_classes, settings.seed)
         device, dtype = settings.torch_device(), settings.torch_dtype()
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # kernels and graphs go where the current device is
         module = module.to(device, dtype)
         loss = loss or losses.find(settings.loss)
-        for warning in models.check(module, federation, loss):
+        for warning in preflight.check(module, federation, loss):
             warn(warning)
         self.task = Task(module, loss, settings.weight_decay)
-        self.task.copies = models.works_in_place(module, federation)
+        self.task.copies = preflight.works_in_place(module, federation)
         clients = placed(federation, device, dtype)
         prepared = federation.crop_padding, federation.normalization
         usual = -(-self.cohort_size // self.group.size)
@@ -185,7 +194,7 @@ class Simulation:
             with self._named(round, client):
                 state = self.state(client)
                 state, upload = self.engine.local_update(client, state, self._send_to(state, record), round)
-                wire.require_finite({"state": plain(state)})
+                factored.require_finite({"state": plain(state)})
                 contract.require_upload(upload, self.payload)
                 size, received = self.post.send(upload)
             record.count_up(size)
@@ -203,7 +212,7 @@ class Simulation:
         # clients still train.
         if self.group.size == 1:
             self._ahead = engine.meanwhile(lambda: self._aggregate(made.mean(weights), len(sampled)))
-        read = self.post.survey(made)
+        read = self.post.survey(made.uploads, plain(made.states), made.clients)
         kept = made.each()
         try:
             for slot, (client, state) in enumerate(zip(sampled, kept, strict=True)):
@@ -214,7 +223,7 @@ class Simulation:
             sizes, broken = read()
             for slot in broken:
                 with self._named(round, sampled[slot]):
-                    wire.require_finite({"state": plain(kept[slot]), **made.upload(slot)})
+                    factored.require_finite({"state": plain(kept[slot]), **made.upload(slot)})
         for size in sizes:
             record.count_up(size)
         return made.mean(weights) if self._ahead is None else {}
@@ -345,11 +354,11 @@ class Simulation:
         """Numbers that models need, as the disk gives them back, so that a resumed run says the same."""
         dense = sum(x.numel() for x in self.start.values())
         mine = self.group.mine(self.evaluated)
-        sent = wire.compact(self.broadcast)
+        sent = factored.compact(self.broadcast)
         personal = [
             size
             for group in _groups(mine)
-            for size in parameters_of([wire.compact(self.algorithm.deployed(self.state(c), sent)) for c in group])
+            for size in parameters_of([factored.compact(self.algorithm.deployed(self.state(c), sent)) for c in group])
         ]
         return Sizes(dense, parameters(self.algorithm.shared(sent)), self.group.each(self.evaluated, personal))
 
@@ -440,7 +449,7 @@ class Simulation:
     @torch.no_grad()
     def _answers(self, start: Params) -> list[float] | None:
         """What the initial model says of two samples: its code is in no file. None where it says it by chance."""
-        x = models.shown(self.task.model, self.federation, self.federation.clients[0].x[:2].clone())
+        x = preflight.shown(self.task.model, self.federation, self.federation.clients[0].x[:2].clone())
         try:
             said = []
             for seed in range(CHANCES):
@@ -529,7 +538,7 @@ class Simulation:
 
     def _go_back_to(self, generation: Generation, kept: dict[str, Any]) -> None:
         self._check_resumable(generation, kept)
-        kept = wire.to_device(kept, self.device)
+        kept = factored.to_device(kept, self.device)
         self.start = kept["start"]
         self.server = restore(type(self.server), kept["server"])
         self.done = self._saved = generation.rounds
@@ -559,7 +568,7 @@ class Simulation:
         if not same or generation.notes["model"] != self.model_fingerprint:
             raise CheckpointError("the model is not the one this run began with; expected the same")
         said = generation.notes.get("answers")
-        if said is not None and not _are_near(said, self._answers(wire.to_device(kept["start"], self.device))):
+        if said is not None and not _are_near(said, self._answers(factored.to_device(kept["start"], self.device))):
             raise CheckpointError(
                 "the model does not say what the one said that this run began with: its code has changed; restore it"
             )

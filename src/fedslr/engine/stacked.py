@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fedslr.types import Params
+from fedslr.core.types import Params
 
 Network = Callable[[Params, Tensor], Tensor]
 """Stacked parameters and inputs (clients, samples, channels, height, width) to outputs (clients, samples, classes)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedslr.errors import FedslrError
+from fedslr.core.errors import FedslrError
 
 
 class CNN(nn.Module):

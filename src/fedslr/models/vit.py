@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedslr.errors import FedslrError
+from fedslr.core.errors import FedslrError
 
 
 class ViT(nn.Module):

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedslr.errors import FedslrError
-from fedslr.record import read_records
+from fedslr.core.errors import FedslrError
+from fedslr.storage.record import read_records
 
 SUMMARY = {
     "algorithm": str,

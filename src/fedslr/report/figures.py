@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedslr.errors import FedslrError
+from fedslr.core.errors import FedslrError
 from fedslr.report import curves
 from fedslr.report.charts import LABELS
 from fedslr.report.colours import PALETTE, Look, looks
@@ -41,6 +41,8 @@ class Options(NamedTuple):
     """Bandwidth of a client's line, per second, the same both ways."""
     milliseconds: float = 20.0
     """Delay of a message."""
+    represent: Callable[[Run, int | None], Any] = lambda run, client: None
+    """Opens a run and shows one client's samples to its models."""
     tell: Callable[[str], None] = lambda text: None
     """Who hears of runs that a figure has not."""
 
@@ -228,10 +230,8 @@ def tsne(runs: Sequence[Run], options: Options) -> Figure:
 
     The inputs of the last layer in two dimensions by t-SNE (van der Maaten & Hinton, 2008), as in the paper.
     """
-    from fedslr.report.representation import represent
-
     group, run = _representable(runs)
-    seen = represent(run, options.client)
+    seen = options.represent(run, options.client)
     figure, panels = _canvas(7.2, 6.6, 2, 2)
     marks = sorted(set(seen.labels.tolist()))
     for row, extractor in enumerate(("global", "personal")):

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup
 
-import fedslr
-from fedslr import metrics
+from fedslr.core.durable import write_durably
+from fedslr.core.version import __version__
 from fedslr.report import amount, charts, mean_over, percent, plural, sections, table_rows, tables
 from fedslr.report.colours import DARK, PALETTE
 from fedslr.report.sections import SPARSE, View, count
 from fedslr.report.tables import Column, Run
-from fedslr.store import write_durably
+from fedslr.storage import statistics
 
 
 class Card(NamedTuple):
@@ -191,7 +191,7 @@ def page(runs: Sequence[Run], live: str | None = None, pick: str = "last", clien
         whose="the clients sampled then" if clients == "sampled" else "all clients",
         rows=_facts(single, pick, clients) if single and single.finished else [],
         runs=view.runs,
-        version=fedslr.__version__,
+        version=__version__,
         live=live,
         palette=list(zip(PALETTE, DARK, strict=True)),
         # Our own files, as they are.
@@ -202,7 +202,7 @@ def page(runs: Sequence[Run], live: str | None = None, pick: str = "last", clien
 
 
 def _facts(run: Run, pick: str, clients: str) -> list[tuple[str, str, str]]:
-    summary = run.summary | {"accuracy": metrics.accuracy(run.records, pick, clients)}
+    summary = run.summary | {"accuracy": statistics.accuracy(run.records, pick, clients)}
     return table_rows(summary, run.records, 8 if run.config.get("dtype") == "float64" else 4)
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple
 
-from fedslr import metrics, naming
-from fedslr.config import flatten, with_former
-from fedslr.errors import FedslrError
-from fedslr.record import read_records
+from fedslr.algorithms import naming
+from fedslr.channel import model_size
+from fedslr.core.errors import FedslrError
+from fedslr.core.toml import flatten
 from fedslr.report import amount, read_run
+from fedslr.storage import statistics
+from fedslr.storage.record import read_records
 
 SEEDS = ("seed", "data.seed")
 NOT_SHOWN = {
@@ -118,7 +120,6 @@ def run_in(home: Path) -> Run:
         raise FedslrError(f"{home / 'config.toml'}: cannot be read: {error}") from None
     if missing := [key for key in ("rounds", "algorithm.name") if key not in config]:
         raise FedslrError(f"{home / 'config.toml'}: {missing[0]} is missing; the file is not that of a run, or damaged")
-    config = with_former(config)
     if (home / "summary.json").exists():
         summary, records = read_run(home)
         given = {f"given.{name}": str(text) for name, text in dict(summary.get("given", {})).items()}
@@ -139,7 +140,7 @@ def summary_so_far(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
         "rounds": records[-1]["round"] if records else 0,
         "seed": config.get("seed"),
         "rerunnable": True,
-        "accuracy": metrics.accuracy(records),
+        "accuracy": statistics.accuracy(records),
         "parameters": {
             "dense": sized[-1].get("parameters_dense") if sized else None,
             "global": sized[-1].get("parameters_global") if sized else None,
@@ -148,7 +149,7 @@ def summary_so_far(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
         },
         "rank": records[-1].get("rank", {}) if records else {},
         "bytes": {way: sum(r[f"bytes_{way}"] for r in records) for way in ("down", "up")},
-        "paper_gb": metrics.gigabytes(sum(r["numbers_down"] + r["numbers_up"] for r in records)),
+        "paper_gb": model_size.gigabytes(sum(r["numbers_down"] + r["numbers_up"] for r in records)),
         "seconds": {phase: sum(r.get("seconds_by", {}).get(phase, 0.0) for r in records) for phase in sorted(phases)},
     }
 
@@ -243,10 +244,10 @@ def columns(pick: str = "last", clients: str = "all") -> list[Column]:
     chosen = f" ({', '.join(choices)})" if choices else ""
 
     def accuracy(model: str) -> Callable[[Run], float | None]:
-        return lambda run: metrics.accuracy(run.records, pick, clients)[model]
+        return lambda run: statistics.accuracy(run.records, pick, clients)[model]
 
     def worst(run: Run) -> float | None:
-        return metrics.worst_decile(run.records, pick, clients)
+        return statistics.worst_decile(run.records, pick, clients)
 
     def percent(value: float) -> str:
         return f"{100 * value:.2f}"

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedslr.errors import FedslrError
-from fedslr.interrupts import ASKS
+from fedslr.core.errors import FedslrError
+from fedslr.core.interrupts import ASKS
 from fedslr.report import page, tables
 
 HOST = "127.0.0.1"

@@ -1,0 +1,1 @@
+"""Everything between a client and the server: encoding, measuring and transporting messages."""

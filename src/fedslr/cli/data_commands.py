@@ -1,0 +1,88 @@
+"""fedslr data list, fetch, verify and show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedslr import report
+from fedslr.cli.display import decoding, err_console, out_console, warn
+from fedslr.cli.report_commands import save
+from fedslr.core.errors import FedslrError
+from fedslr.data import DATASETS, cache, load, published
+from fedslr.report.split import extremes, label_counts, skew, split_figure
+
+app = typer.Typer(help="Get datasets, check them, and see how they are shared out.", rich_markup_mode=None)
+Root = Annotated[Path, typer.Option(help="Folder the datasets are in.")]
+
+
+@app.command("list")
+def list_datasets(root: Root = Path("data")) -> None:
+    """List the datasets and whether they are there."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("digits", "built in", "1,797 images of handwritten digits, 8×8")
+    for name, item in published.PUBLISHED.items():
+        table.add_row(name, "there" if (root / item.folder).is_dir() else "to be fetched", item.title)
+    table.add_row(
+        "femnist", "there" if (root / "femnist").is_dir() else "made by LEAF", "handwritten characters by writer"
+    )
+    table.add_row("npz:PATH, imagefolder:PATH, module:function", "your own", "see docs/own-data.md")
+    out_console.print(table)
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tinyimagenet.")],
+    root: Root = Path("data"),
+    source: Annotated[str | None, typer.Option("--from", help="A file or another address, such as a mirror's.")] = None,
+) -> None:
+    """Download a dataset, verify its checksum, unpack it. Run it again to go on with a download that broke off."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err_console, disable=not err_console.is_terminal) as progress:
+        task = progress.add_task(name, total=None)
+        home = published.fetch(
+            name, root, source, lambda done, total: progress.update(task, completed=done, total=total or None)
+        )
+    out_console.print(f"{name} is in {home}", soft_wrap=True)
+
+
+@app.command()
+def verify(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tinyimagenet.")], root: Root = Path("data")
+) -> None:
+    """Say exactly what is wrong with a dataset on the disk: files, sizes, and whether it can be read."""
+    wrong = published.verify(name, root)
+    if wrong:
+        raise FedslrError(f"{name}: {'; '.join(wrong)}")
+    with decoding(), cache.ignored():
+        loaded = DATASETS[name](root)
+    out_console.print(f"{name} is whole: {len(loaded.x):,} training and {len(loaded.x_test):,} test images")
+
+
+@app.command("show")
+def show_split(
+    name: Annotated[str, typer.Argument(help="A dataset, as in a recipe's data.name.")] = "digits",
+    split: Annotated[str, typer.Option(help="iid, dirichlet or authors.")] = "dirichlet",
+    alpha: Annotated[float, typer.Option(help="Concentration of the Dirichlet priors.")] = 0.1,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    root: Root = Path("data"),
+    plot: Annotated[Path, typer.Option(help="Draw the labels of every client to this PNG, PDF or SVG.")] = Path(
+        "split.png"
+    ),
+) -> None:
+    """Draw how labels are spread over clients, and print how skewed that is."""
+    with decoding():
+        federation = load(name, split=split, alpha=alpha, clients=clients, seed=seed, root=str(root), warn=warn)
+    counts = label_counts(federation)
+    found = skew(counts)
+    out_console.print(f"{federation.name}: {len(federation.clients)} clients, {federation.num_classes} labels")
+    out_console.print(f"a client's most frequent label has {report.percent(found['largest_share'])} of its samples")
+    out_console.print(f"a client holds {found['labels_held']:.1f} labels")
+    out_console.print(f"its labels are {report.percent(found['distance'])} away from all clients' (total variation)")
+    out_console.print(extremes(counts))
+    save(split_figure(federation), plot)

@@ -1,0 +1,1 @@
+"""The ground floor: types, trees, matrices, proximal operators, errors, durable files. It imports no other room."""

@@ -1,0 +1,56 @@
+"""Files that survive a crash and a power cut."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedslr.core.errors import StorageError
+
+Bytes = bytes | memoryview
+MAKE_ROOM = "make room, then try again; a run is resumed"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_durably(path: Path, *pieces: Bytes) -> None:
+    """All of the file or none of it: write beside it, flush to the disk, rename over it, flush the folder."""
+    write_whole(path, *pieces)
+    with disk_errors(path):
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """What the disk refuses, in one line."""
+    try:
+        yield
+    except OSError as error:
+        room = f"; {MAKE_ROOM}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StorageError(f"cannot write {path}: {error.strerror or error}{room}") from error
+
+
+def write_whole(path: Path, *pieces: Bytes) -> None:
+    """A file that is whole wherever it is seen; its name survives a power cut once its folder is flushed."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path):
+        try:
+            with beside.open("wb") as file:
+                file.writelines(pieces)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise

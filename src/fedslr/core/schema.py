@@ -1,0 +1,196 @@
+"""One way to say what a value may be, and the one sentence said when it is not.
+
+A field is declared once, with its type, its rule and its help:
+
+    eta_g: Annotated[float, positive, "proximal step size of the server"] = 10.0
+
+`build` reads a table (a recipe, keyword arguments) into such a dataclass, `check` verifies an instance, and
+`describe` gives the command line its help.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import numbers
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from fedslr.core.errors import FedslrError, suggest
+
+T = TypeVar("T")
+
+
+class Rule(NamedTuple):
+    """A condition on a value and the words for it."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+positive = Rule("above 0", lambda v: v > 0)
+non_negative = Rule("0 or above", lambda v: v >= 0)
+share = Rule("from 0 to 1", lambda v: 0 <= v <= 1)
+seed_range = Rule("from 0 to 2⁶³ − 1", lambda v: 0 <= v < 2**63)
+countable = Rule("from 1 to 100,000,000", lambda v: 1 <= v <= 10**8)
+countable_from_zero = Rule("from 0 to 100,000,000", lambda v: 0 <= v <= 10**8)
+fraction = Rule("above 0 and at most 1", lambda v: 0 < v <= 1)
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def in_bytes(value: int | str) -> int | None:
+    """A size such as 8GB or 500 MB, or a plain number of bytes; None if it is none."""
+    found = re.fullmatch(r"(\d{1,20}(?:\.\d+)?)\s*([KMGT]?B)?", str(value).strip().upper())
+    return None if found is None else int(float(found[1]) * UNITS[found[2] or ""])
+
+
+memory_size = Rule("such as 500MB or 8GB", lambda v: in_bytes(v) is not None)
+
+
+def one_of(*names: str) -> Rule:
+    return Rule(f"one of {', '.join(names)}", lambda v: v in names)
+
+
+class Option(NamedTuple):
+    """What a person may want to know of one field."""
+
+    name: str
+    kind: str
+    default: Any
+    help: str
+
+
+KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    type(None): "nothing",
+}
+
+
+def _parts(annotation: Any) -> tuple[tuple[Any, ...], list[Rule], str]:
+    """The plain types, the rules and the help of an annotation."""
+    rules: list[Rule] = []
+    text = ""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation, *extras = typing.get_args(annotation)
+        rules = [e for e in extras if isinstance(e, Rule)]
+        text = next((e for e in extras if isinstance(e, str)), "")
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return (annotation,), rules, text
+    parts = [_parts(part) for part in typing.get_args(annotation)]
+    kinds = tuple(kind for kinds, _, _ in parts for kind in kinds)
+    return kinds, [*rules, *(rule for _, inner, _ in parts for rule in inner)], text or "".join(t for *_, t in parts)
+
+
+def _words(kinds: tuple[Any, ...], rules: list[Rule]) -> str:
+    nouns = " or ".join(KINDS[k] for k in kinds if k is not type(None))
+    if any(r.words.startswith("one of") for r in rules):
+        nouns = ""
+    return " ".join([nouns, *(r.words for r in rules)]).strip()
+
+
+def _is_kind(value: Any, kind: Any) -> bool:
+    """Whole numbers are numbers, numpy's too; booleans are none."""
+    if kind is float:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)
+    if kind is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _is_finite(value: numbers.Real) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def show(value: Any) -> str:
+    """A value as the person wrote it, short."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        text = _repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _repr(value: Any) -> str:
+    try:
+        return " ".join(repr(value).split())
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too large to show"
+
+
+def check_value(name: str, value: Any, annotation: Any) -> Any:
+    """The value, of its declared type, or an error that names it."""
+    kinds, rules, _ = _parts(annotation)
+    if value is None and type(None) in kinds:
+        return None
+    for kind in kinds:
+        if _is_kind(value, kind) and all(r.holds(value) for r in rules):
+            return kind(value) if kind in (int, float) else value
+    raise FedslrError(f"{name}: got {show(value)}, expected {_words(kinds, rules)}")
+
+
+def hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def fields(cls: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(cls)]
+
+
+def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
+    """An instance of a dataclass from a table, every key and value checked."""
+    known = fields(cls)
+    for key in table:
+        if key not in known:
+            place = f" in {where}" if where else ""
+            options = suggest(key, known) if known else "it takes no options"
+            raise FedslrError(f"unknown key '{key}'{place}; {options}")
+    annotations = hints(cls)
+    prefix = f"{where}." if where else ""
+    return cls(**{k: check_value(prefix + k, v, annotations[k]) for k, v in table.items()})
+
+
+def unsettable(cls: type) -> str | None:
+    """Why a dataclass could not be made from a table of settings; None if it can."""
+    try:
+        annotations = hints(cls)
+    except Exception as error:
+        return f"but an annotation of it cannot be read: {error}"
+    for f in dataclasses.fields(cls):
+        kinds = _parts(annotations[f.name])[0]
+        if any(not isinstance(kind, type) or kind not in KINDS for kind in kinds):
+            return f"but '{f.name}' is of another type than settings have: int, float, bool, str"
+        if not f.init:
+            return f"but '{f.name}' cannot be set; leave out init=False, or make it a ClassVar"
+        if f.default is dataclasses.MISSING:
+            return f"but '{f.name}' has no plain default"
+    return None
+
+
+def check(instance: Any) -> None:
+    """Verify every field of a (frozen) dataclass instance; whole numbers given for numbers become numbers."""
+    annotations = hints(type(instance))
+    for name in fields(type(instance)):
+        value = check_value(name, getattr(instance, name), annotations[name])
+        object.__setattr__(instance, name, value)
+
+
+def describe(cls: type) -> list[Option]:
+    """Every option of a dataclass: name, what it may be, default, help."""
+    annotations = hints(cls)
+    options = []
+    for f in dataclasses.fields(cls):
+        kinds, rules, text = _parts(annotations[f.name])
+        default = None if f.default is dataclasses.MISSING else f.default
+        options.append(Option(f.name, _words(kinds, rules), default, text))
+    return options

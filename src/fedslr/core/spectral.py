@@ -1,0 +1,206 @@
+"""Singular value thresholding of a whole model on a GPU.
+
+A matrix's singular values are the roots of the eigenvalues of its Gram matrix, which has the matrix's smaller side and
+which a GPU decomposes several times faster than it computes a singular value decomposition. Squaring halves the digits
+of small singular values, so all of it is done in double precision for matrices in single precision.
+
+Of a large matrix few singular values are above the threshold once training has gone on for a while, and their vectors
+are near those of the round before. From there some steps of subspace iteration lead to them, and a Cholesky
+decomposition of what is left proves that there are no others: the rank is as exact as by decomposing the Gram matrix.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from math import acosh
+
+import torch
+from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from fedslr.core.matrix import LowRank, to_matrix
+
+
+def threshold_all(
+    layers: Mapping[str, Tensor], threshold: float, last: Mapping[str, Tensor | LowRank] | None = None
+) -> dict[str, LowRank]:
+    """prox of τ‖π(·)‖_* of every layer, as `prox.singular_value_threshold` has it.
+
+    `last` is what came of layers not far from these: where to look first.
+    """
+    before = last or {}
+    matrices = {name: to_matrix(x) for name, x in layers.items()}
+    by_size = sorted(matrices, key=lambda name: -min(matrices[name].shape))
+    device = next(iter(layers.values())).device
+    here = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def decompose(name: str) -> tuple[Tensor, Tensor, Tensor]:
+        with _beside(here):
+            tall, start = _tall(matrices[name]).double(), _start(matrices[name], before.get(name))
+            found = None if start is None else _follow(tall, start.double(), threshold)
+            return _shrink(tall, threshold) if found is None else found
+
+    # The library behind it must be loaded by one thread, before others use it.
+    _load(device)
+    # A decomposition waits for the GPU again and again; several at a time keep it busy.
+    found = dict(zip(by_size, _pool().map(decompose, by_size), strict=True))
+    ranks = torch.stack([found[name][2] for name in layers]).tolist()
+    if min(ranks) < 0:
+        raise LinAlgError("a layer has numbers that are not finite")
+    return {
+        name: _factors(layers[name], matrices[name], *found[name][:2], rank)
+        for name, rank in zip(layers, ranks, strict=True)
+    }
+
+
+@functools.cache
+def _load(device: torch.device) -> None:
+    torch.linalg.eigh(torch.eye(2, device=device, dtype=torch.float64))
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(4, "singular-values")
+
+
+@contextmanager
+def _beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """On a stream of this thread's own, after what the given stream has done so far and before what it will do."""
+    if stream is None:
+        yield
+        return
+    if not hasattr(_own, "stream"):
+        _own.stream = torch.cuda.Stream(stream.device, priority=-1)
+    _own.stream.wait_stream(stream)
+    with torch.cuda.stream(_own.stream):
+        yield
+    stream.wait_stream(_own.stream)
+
+
+_own = threading.local()
+
+
+def _shrink(tall: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """U·max(σ − τ, 0), V and the number of singular values above τ, those first; −1 if they are not numbers."""
+    values, vectors = torch.linalg.eigh(tall.mT @ tall)
+    values, vectors = values.flip(-1).clamp_min(0).sqrt(), vectors.flip(-1)
+    shrunk = torch.where(values > threshold, 1 - threshold / values, 0.0)
+    rank = torch.where(torch.isfinite(values.sum()), (values > threshold).sum(), -1)
+    return tall @ vectors * shrunk, vectors, rank
+
+
+LARGE = 512
+"""The smaller side of a matrix from which on it pays to look for its few large singular values alone."""
+FEW = 8
+"""So many times smaller than that side their number must be."""
+SPARE = 24
+"""Directions beside those of the round before."""
+STEPS = 12
+CLOSE = 1e-7
+"""How far G·v may be from λ·v, in units of the threshold's square."""
+SPREAD = 1e7
+"""How much more one direction may grow in a step than another."""
+
+
+def _start(matrix: Tensor, last: Tensor | LowRank | None) -> Tensor | None:
+    """The right singular vectors that a tall matrix had a round before, if it is large and they were few."""
+    small = min(matrix.shape)
+    if not isinstance(last, LowRank) or small < LARGE or FEW * last.rank > small:
+        return None
+    return last.v if matrix.shape[0] >= matrix.shape[1] else last.u
+
+
+def _follow(tall: Tensor, start: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What `_shrink` gives, if all that is above the threshold is found near `start`; None if that cannot be proved.
+
+    Subspace iteration on the Gram matrix G, accelerated by Chebyshev polynomials. Eigenvectors are set aside as they
+    are found, the largest first, and taken out of the matrix.
+    """
+    gram, square = tall.mT @ tall, threshold * threshold
+    left, found, squares = gram, start[:, :0], start.new_zeros(0)
+    basis = _orthonormal(torch.cat([start, _spare(tall.shape[1], tall.device)], 1), found)
+    for _ in range(STEPS):
+        if basis is None:
+            return None
+        image = left @ basis
+        values, turn = torch.linalg.eigh(basis.mT @ image)
+        values, basis, image = values.flip(0), basis @ turn.flip(1), image @ turn.flip(1)
+        away = (image - basis * values).norm(dim=0)
+        sizes, aways = torch.stack([values, away]).tolist()
+        wanted = sum(size > square for size in sizes)
+        if wanted + SPARE // 4 > len(sizes) or not sizes[-1] > 0:
+            return None
+        near = CLOSE * square + 1e-14 * sizes[0]
+        done = next((i for i in range(wanted) if not aways[i] <= near), wanted)
+        found, squares = torch.cat([found, basis[:, :done]], 1), torch.cat([squares, values[:done]])
+        if done == wanted:
+            return _proved(tall, gram, found, squares, threshold)
+        left = left - (basis[:, :done] * values[:done]) @ basis[:, :done].mT
+        basis = _orthonormal(_grown(left, basis[:, done:], sizes[done], sizes[-1]), found)
+    return None
+
+
+def _grown(matrix: Tensor, basis: Tensor, top: float, edge: float) -> Tensor:
+    """A Chebyshev polynomial of a matrix times a basis: directions with eigenvalues above `edge` grow.
+
+    The degree is such that the one of the largest eigenvalue does not outgrow the others by too much.
+    """
+    degree = max(1, min(12, int(acosh(SPREAD) / acosh(max(2 * top / edge - 1, 1.01)))))
+    last, this = basis, matrix @ basis * (2 / edge) - basis
+    for _ in range(degree - 1):
+        last, this = this, matrix @ this * (4 / edge) - 2 * this - last
+    grown: Tensor = this / this.norm(dim=0)
+    return grown
+
+
+def _proved(
+    tall: Tensor, gram: Tensor, found: Tensor, squares: Tensor, threshold: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The result, if nothing beside the vectors that were found is above the threshold.
+
+    Then τ²I − (I − VVᵀ)G(I − VVᵀ) is positive definite, and has a Cholesky decomposition.
+    """
+    image = gram @ found
+    side = found @ image.mT
+    rest = side + side.mT - gram - found @ (found.mT @ image) @ found.mT
+    rest.diagonal().add_(threshold * threshold)
+    if int(torch.linalg.cholesky_ex(rest).info):
+        return None
+    shrunk = 1 - threshold / squares.sqrt()
+    return tall @ found * shrunk, found, torch.tensor(len(squares), device=tall.device)
+
+
+def _orthonormal(columns: Tensor, to: Tensor) -> Tensor | None:
+    """An orthonormal basis of what some columns span, orthogonal `to` some others.
+
+    None if they depend on each other too much to tell. Twice, for the first time leaves some error.
+    """
+    for _ in range(2):
+        columns = columns - to @ (to.mT @ columns)
+        lower = torch.linalg.cholesky_ex(columns.mT @ columns).L
+        columns = torch.linalg.solve_triangular(lower.mT, columns, upper=True, left=False)
+    return columns if bool(torch.isfinite(columns.sum())) else None
+
+
+@functools.cache
+def _spare(size: int, device: torch.device) -> Tensor:
+    """Some directions, always the same."""
+    generator = torch.Generator().manual_seed(size)
+    drawn: Tensor = torch.randn(size, SPARE, generator=generator, dtype=torch.float64) / size**0.5
+    return drawn.to(device)
+
+
+def _tall(m: Tensor) -> Tensor:
+    return m if m.shape[0] >= m.shape[1] else m.mT
+
+
+def _factors(x: Tensor, matrix: Tensor, left: Tensor, right: Tensor, rank: int) -> LowRank:
+    """The first `rank` directions, in the layer's own precision and the right way up."""
+    u, v = (side[:, :rank].to(x.dtype).contiguous() for side in (left, right))
+    if matrix.shape[0] < matrix.shape[1]:
+        u, v = v, u
+    return LowRank(u, v, tuple(x.shape))

@@ -1,0 +1,62 @@
+"""The basic types: Params, Payload, Batch, Round, LocalData."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+Params = dict[str, Tensor]
+"""A model, a gradient, a dual: one tensor for every trainable parameter of the model."""
+
+
+Payload = dict[str, Any]
+"""What travels: names to tensors, low-rank factors or again such a dictionary."""
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Outputs and targets of a batch to their mean loss."""
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+class Round(NamedTuple):
+    """What a client has to know of the round it trains in."""
+
+    number: int
+    """Counted from 0."""
+    total: int
+    lr: float
+    """The local step size η of this round."""
+    decay: float
+    """What is left of every decaying step size: η over its first value."""
+    epochs: int
+    """Passes over the data for the global part."""
+    personal_epochs: int
+    """Passes over the data for a personal part."""
+
+
+class LocalData(Protocol):
+    """One client's training data, as an engine hands it to `local_update`."""
+
+    num_examples: int
+
+    def epochs(self, count: int, phase: int = 0) -> Iterable[Batch]:
+        """The batches of `count` freshly shuffled passes; each phase of a method has shuffles of its own."""
+        ...
+
+    def pairs(self, count: int, phase: int = 0) -> Iterable[tuple[Batch, Batch]]:
+        """The same batches, each with the next one of its epoch; the last with the first."""
+        ...
+
+    def first_batch(self, phase: int = 0) -> Batch:
+        """The first batch of `epochs`."""
+        ...
+
+    def steps(self, count: int) -> int:
+        """How many batches `count` passes have."""
+        ...

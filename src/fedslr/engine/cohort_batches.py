@@ -1,0 +1,284 @@
+"""The batches of a whole cohort as tensors with a leading axis of clients, for engines that train clients together.
+
+Every client sees the batches `ShuffledData` would give it. Where clients hold different numbers of samples they are
+padded and masked, here and nowhere else: short batches are filled up with samples of weight 0, and steps beyond a
+client's last are marked, for `scan` to leave its carry as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedslr.core import seeds
+from fedslr.core.types import Batch
+from fedslr.data.augment import Moves, draw_moves, move
+from fedslr.data.federation import ClientData
+from fedslr.data.normalization import Normalization, inputs
+
+RunStep = Callable[[Callable[[Any, Any], Any], Any, Any], Any]
+"""A step of `scan`, its carry and its batch, to the next carry."""
+
+
+class Unbatchable(Exception):
+    """A method or a model whose clients cannot be trained together."""
+
+
+class Filled:
+    """A batch some of whose samples are only there to fill it: for `task` alone, which knows how to leave them out."""
+
+    __slots__ = ("inputs", "labels", "weight")
+
+    def __init__(self, inputs: Tensor, labels: Tensor, weight: Tensor) -> None:
+        self.inputs, self.labels = inputs, labels
+        self.weight = weight
+        """1/size for the batch's own samples, 0 for the others."""
+
+    def _looked_into(self, *_: Any) -> Any:
+        raise Unbatchable("the method looks into batches itself, and clients hold different numbers of samples")
+
+    x = y = property(_looked_into)
+    __getitem__ = __iter__ = __len__ = _looked_into
+
+
+pytree.register_pytree_node(
+    Filled, lambda batch: ([batch.inputs, batch.labels, batch.weight], None), lambda parts, _: Filled(*parts)
+)
+
+
+class Passes(NamedTuple):
+    """All batches of some passes over the data: (clients, steps, samples, …)."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    active: Tensor
+    """(clients, steps): whether the client has that step."""
+    partner: Tensor
+    """(clients, steps): the step whose batch comes next in the same epoch; the first after the last."""
+
+
+class Shape(NamedTuple):
+    """What a cohort is fitted into."""
+
+    steps: int
+    """Batches per pass of the client that has most."""
+    batch: int
+    ragged: bool
+    """Whether clients hold different numbers of samples."""
+    sizes: tuple[int, ...]
+    """Samples of every batch of a pass, where all clients are alike."""
+
+    @classmethod
+    def of(cls, examples: Sequence[int], batch_size: int) -> Shape:
+        most = max(examples)
+        sizes = tuple(min(batch_size, most - start) for start in range(0, most, batch_size))
+        return cls(len(sizes), min(batch_size, most), min(examples) != most, sizes)
+
+
+class Shapes:
+    """What the cohorts of a run are fitted into: one shape for all, and a smaller one for those that are usual.
+
+    Where most clients hold the same number of samples, a cohort of such alone needs no padding.
+    """
+
+    WORTH = 0.5
+    """The share of all cohorts from which on those without padding are worth a shape, and a recording, of their own."""
+
+    def __init__(self, examples: Sequence[int], batch_size: int) -> None:
+        self.examples = examples
+        self.common, held = Counter(examples).most_common(1)[0]
+        self.share = held / len(examples)
+        self.any = Shape.of(examples, batch_size)
+        self.usual = Shape.of([self.common], batch_size)
+
+    def of(self, cohort: Sequence[int]) -> Shape:
+        """The shape of some clients."""
+        alike = self.share ** len(cohort) >= self.WORTH and all(self.examples[c] == self.common for c in cohort)
+        return self.usual if alike else self.any
+
+
+class CohortBatches:
+    """The passes a method asks for, made for one cohort after another in buffers that stay where they are."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        seed: int,
+        crop_padding: int,
+        normalization: Normalization | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.shape, self.seed, self.crop_padding = shape, seed, crop_padding
+        self.normalization, self.dtype, self.device = normalization, dtype, device
+        self.passes: dict[tuple[int, int], Passes] = {}
+        self.cohort: Sequence[int] = ()
+        self.between_steps: Callable[[], None] = lambda: None
+        """Called before every step; an engine may want to know."""
+        self.run_step: RunStep | None = None
+        """How an engine wants a step to be run; None: as it is written."""
+        self.counts: Tensor | None = None
+        """(clients, 2): samples and batches per pass, where clients differ."""
+
+    def show(self, cohort: Sequence[int], clients: Sequence[ClientData], round: int) -> None:
+        """Turn to a cohort and a round: whatever was asked for so far is made for them."""
+        self.cohort, self.round = cohort, round
+        self.examples = [len(c.y) for c in clients]
+        self._x, self._y = torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
+        if self.shape.ragged:
+            self._count(self.examples)
+        for request, passes in self.passes.items():
+            for old, new in zip(passes, self._make(*request), strict=True):
+                old.copy_(new)
+
+    def _count(self, examples: Sequence[int]) -> None:
+        """Every client's samples and batches, as numbers that stay where they are."""
+        found = self._send(np.array([(n, -(-n // self.shape.batch)) for n in examples])).to(self.dtype)
+        if self.counts is None:
+            self.counts = found
+        else:
+            self.counts.copy_(found)
+
+    def take(self, count: int, phase: int) -> Passes:
+        """The batches of `count` passes of a phase."""
+        if (count, phase) not in self.passes:
+            self.passes[count, phase] = self._make(count, phase)
+        return self.passes[count, phase]
+
+    def _make(self, count: int, phase: int) -> Passes:
+        clients, batch = len(self.cohort), self.shape.batch
+        slots = count * self.shape.steps * batch
+        order = np.zeros((clients, slots), np.int64)
+        weight = np.zeros((clients, slots))
+        moves = Moves(np.zeros((clients, slots), bool), *np.full((2, clients, slots), self.crop_padding))
+        partner = np.zeros((clients, slots // batch), np.int64)
+        begin = 0
+        for i, (client, examples) in enumerate(zip(self.cohort, self.examples, strict=True)):
+            rng = seeds.generator(seeds.SHUFFLE, self.seed, self.round, client, phase)
+            steps = -(-examples // batch)
+            for epoch in range(count):
+                at = slice(epoch * steps * batch, epoch * steps * batch + examples)
+                order[i, at] = begin + rng.permutation(examples)
+                weight[i, at] = 1 / batch
+                if examples % batch:
+                    weight[i, at.stop - examples % batch : at.stop] = 1 / (examples % batch)
+                if self.crop_padding:
+                    for all_of_it, drawn in zip(moves, draw_moves(examples, self.crop_padding, rng), strict=True):
+                        all_of_it[i, at] = drawn
+                partner[i, epoch * steps : (epoch + 1) * steps] = epoch * steps + (np.arange(steps) + 1) % steps
+            order[i, count * steps * batch :] = begin
+            begin += examples
+        active = weight.reshape(clients, -1, batch)[:, :, 0] > 0
+        return self._gather(order, weight, moves, active, partner)
+
+    def _gather(self, order: Any, weight: Any, moves: Moves, active: Any, partner: Any) -> Passes:
+        samples = self._send(order).flatten()
+        x = inputs(self._x.index_select(0, samples), self.normalization, self.dtype)
+        if self.crop_padding:
+            x = move(x, self.crop_padding, Moves(*(self._send(part).flatten() for part in moves)))
+        fold = (len(order), -1, self.shape.batch)
+        return Passes(
+            x.reshape(*fold, *x.shape[1:]),
+            self._y.index_select(0, samples).reshape(fold),
+            self._send(weight).to(self.dtype).reshape(fold),
+            self._send(active),
+            self._send(partner),
+        )
+
+    def _send(self, array: Any) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+
+def _row(x: Tensor, at: Tensor) -> Tensor:
+    """x[at]: before PyTorch 2.11 `torch.vmap` reads back a number that a tensor is indexed by."""
+    return x.index_select(0, at.reshape(1))[0]
+
+
+def _cell(x: Tensor, row: Tensor, column: Any) -> Tensor:
+    """x[row, column]."""
+    return _row(x.flatten(0, 1), row * x.shape[1] + column)
+
+
+class StepsOf:
+    """The steps of one client of a cohort, inside `torch.vmap`: what `scan` walks through."""
+
+    def __init__(self, batches: CohortBatches, passes: Passes, slot: Tensor, pairs: bool = False) -> None:
+        self.shape, self.between_steps, self.run_step = batches.shape, batches.between_steps, batches.run_step
+        self.recorded = batches.run_step is not None or batches.device.type == "cuda"
+        self.passes, self.slot, self.pairs = passes, slot, pairs
+        # Once for all steps: a step's batch is then a view.
+        self.own = [_row(part, slot) for part in passes[:3]] if batches.device.type == "cpu" else None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.shape.ragged:
+            raise Unbatchable(
+                "the method goes through batches without scan, and clients hold different numbers of them"
+            )
+        return self._items()
+
+    def _items(self) -> Iterator[Any]:
+        return (self._item(step) for step in range(self.passes.active.shape[1]))
+
+    def scan(self, step: Callable[[Any, Any], Any], carry: Any) -> Any:
+        if self.recorded:
+            # What all clients share becomes every client's own at once, so that the first step is like the others.
+            carry = pytree.tree_map(lambda x: torch.where(self.slot >= 0, x, x), carry)
+        for number, item in enumerate(self._items()):
+            self.between_steps()
+            new = step(carry, item) if self.run_step is None else self.run_step(step, carry, item)
+            if self.shape.ragged:
+                active = _cell(self.passes.active, self.slot, number)
+                new = pytree.tree_map(lambda a, b, here=active: torch.where(here, a, b), new, carry)
+            carry = new
+        return carry
+
+    def _item(self, step: int) -> Any:
+        if not self.pairs:
+            return self.batch(step)
+        within = step % self.shape.steps
+        following = (
+            _cell(self.passes.partner, self.slot, step)
+            if self.shape.ragged
+            else step - within + (within + 1) % self.shape.steps
+        )
+        return self.batch(step), self.batch(following)
+
+    def batch(self, step: Any) -> Batch | Filled:
+        """One batch; where all clients are alike, without what fills it."""
+        if self.own is not None:
+            x, y, weight = (part[step] if isinstance(step, int) else _row(part, step) for part in self.own)
+        else:
+            x, y, weight = (_cell(part, self.slot, step) for part in self.passes[:3])
+        if self.shape.ragged:
+            return Filled(x, y, weight)
+        size = self.shape.sizes[step % self.shape.steps]
+        return Batch(x[:size], y[:size])
+
+
+class CohortData:
+    """`LocalData` of one client of a cohort, inside `torch.vmap`."""
+
+    def __init__(self, batches: CohortBatches, slot: Tensor) -> None:
+        self._batches, self._slot = batches, slot
+        self.num_examples: Any = batches.examples[0] if batches.counts is None else _row(batches.counts, slot)[0]
+
+    def epochs(self, count: int, phase: int = 0) -> Any:
+        return StepsOf(self._batches, self._batches.take(count, phase), self._slot)
+
+    def pairs(self, count: int, phase: int = 0) -> Any:
+        return StepsOf(self._batches, self._batches.take(count, phase), self._slot, pairs=True)
+
+    def first_batch(self, phase: int = 0) -> Any:
+        return self.epochs(1, phase).batch(0)
+
+    def steps(self, count: int) -> Any:
+        counts = self._batches.counts
+        return count * (self._batches.shape.steps if counts is None else _row(counts, self._slot)[1])

@@ -1,0 +1,133 @@
+"""The settings that all methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+
+from fedslr.core import plugins, schema
+from fedslr.core.errors import FedslrError
+from fedslr.core.schema import (
+    Rule,
+    countable,
+    countable_from_zero,
+    fraction,
+    memory_size,
+    non_negative,
+    one_of,
+    positive,
+    seed_range,
+)
+from fedslr.core.types import Round
+from fedslr.engine import selection
+from fedslr.tasks import losses
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+DEFAULT_COHORT = 10
+
+
+CUSTOM = "custom"
+"""The selection or the loss of a run that was given a function, which a recipe cannot name."""
+
+
+def _function_name(known: Collection[str]) -> Rule:
+    words = f"one of {', '.join(known)}, or module:function of your own"
+    return Rule(words, lambda v: v in (*known, CUSTOM) or plugins.is_name(v))
+
+
+selection_name, loss_name = _function_name(selection.SELECTIONS), _function_name(losses.LOSSES)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all methods share: the keywords of `fedslr.run` and the plain keys of a recipe. Defaults are the paper's."""
+
+    rounds: Annotated[int, countable, "communication rounds"] = 1000
+    clients_per_round: Annotated[int | None, countable, "cohort size; 10, or all where there are fewer"] = None
+    batch_size: Annotated[int, countable, "samples per local step"] = 20
+    epochs: Annotated[int, countable, "local passes for the global part"] = 2
+    personal_epochs: Annotated[int, countable_from_zero, "local passes for a personal part"] = 1
+    lr: Annotated[float, positive, "local step size of the first round"] = 0.1
+    lr_decay: Annotated[float, fraction, "factor of the step size per round"] = 0.998
+    weight_decay: Annotated[float, non_negative, "weight of ½‖v‖² in every local loss"] = 1e-3
+    loss: Annotated[str, loss_name, "what local training makes small"] = "cross_entropy"
+    selection: Annotated[str, selection_name, "how a round's clients are drawn"] = "uniform"
+    seed: Annotated[int, seed_range, "of split, start, cohorts and batches"] = 0
+    device: Annotated[str, "auto, cpu, cuda, cuda:1, …"] = "auto"
+    dtype: Annotated[str, one_of(*DTYPES), "type of all numbers that are kept"] = "float32"
+    engine: Annotated[str, one_of("auto", "eager", "batched", "cuda"), "how a cohort is trained"] = "auto"
+    compile: Annotated[bool, "compile local training for a CPU; pays off in long runs"] = False
+    precision: Annotated[
+        str, one_of("auto", "float32", "tf32", "bf16"), "of float32 products on a GPU; auto: bf16 where it has it"
+    ] = "auto"
+    store: Annotated[str, one_of("memory", "disk"), "where clients' states live while the run goes on"] = "memory"
+    memory_budget: Annotated[
+        int | str | None, memory_size, "memory for clients' states; the rest is on disk; no limit unless given"
+    ] = None
+    diagnostics: Annotated[bool, "record the quantities of the convergence theory on evaluation rounds"] = False
+    evaluate_every: Annotated[int, countable, "rounds between evaluations; the last round always is one"] = 5
+    evaluate_clients: Annotated[int | None, countable, "clients evaluated, always the same; all unless given"] = None
+    checkpoint_every: Annotated[int, countable, "rounds between checkpoints"] = 1
+    checkpoint_minutes: Annotated[
+        float, non_negative, "minutes between checkpoints, at least; the last round is always saved"
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.store == "disk" and self.memory_budget is not None:
+            raise FedslrError(
+                "memory_budget: store = 'disk' keeps no states in memory; expected store = 'memory' or no budget"
+            )
+
+    def memory_bytes(self) -> int | None:
+        """Bytes that clients' states may take in memory, those in use aside; None is no limit."""
+        if self.store == "disk":
+            return 0
+        return None if self.memory_budget is None else schema.in_bytes(self.memory_budget)
+
+    def cohort_size(self, num_clients: int) -> int:
+        if self.clients_per_round is None:
+            return min(DEFAULT_COHORT, num_clients)
+        if self.clients_per_round > num_clients:
+            raise FedslrError(
+                f"clients_per_round: got {self.clients_per_round}, but there are only {num_clients} clients; "
+                f"expected 1 to {num_clients}"
+            )
+        return self.clients_per_round
+
+    def round(self, number: int) -> Round:
+        """What clients have to know of a round, counted from 0."""
+        decay = self.lr_decay**number
+        return Round(number, self.rounds, self.lr * decay, decay, self.epochs, self.personal_epochs)
+
+    def is_evaluated(self, done: int) -> bool:
+        """Whether the clients are evaluated once so many rounds are done."""
+        return done % self.evaluate_every == 0 or done == self.rounds
+
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    def settled(self) -> Settings:
+        """The same with the precision that is `auto` on this machine, as a run folder keeps it.
+
+        The CUDA engine multiplies in bfloat16, the others exactly. What that does to training: results/precision.
+        """
+        if self.precision != "auto":
+            return self
+        fast = self.engine in ("auto", "cuda") and self.dtype == "float32" and self.torch_device().type == "cuda"
+        rounded = fast and torch.cuda.is_bf16_supported(including_emulation=False)
+        return replace(self, precision="bf16" if rounded else "float32")
+
+    def torch_device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+            torch.zeros(1, device=device).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise FedslrError(f"device: got '{self.device}', which this machine cannot use; try auto or cpu") from error
+        return device

@@ -1,0 +1,1 @@
+"""Runs from recipes or Python: one, a comparison or a sweep."""

@@ -1,0 +1,79 @@
+"""The figures of a finished run, as summary.json holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedslr.algorithms import naming
+from fedslr.channel import model_size
+from fedslr.core.algorithm import Algorithm
+from fedslr.core.matrix import is_matrix, matrix_shape
+from fedslr.core.types import Params
+from fedslr.data.federation import Federation
+from fedslr.engine.rounds import Simulation
+from fedslr.storage import statistics
+
+
+class Figures(NamedTuple):
+    """What a summary says of a run besides its records."""
+
+    algorithm: str
+    dataset: str
+    clients: int
+    rounds: int
+    seed: int
+    sizes: model_size.Sizes
+    seconds: Mapping[str, float]
+    rank_full: Mapping[str, int]
+    """The largest rank that every layer can have."""
+
+
+def figures(simulation: Simulation) -> Figures:
+    return Figures(
+        simulation.algorithm.name,
+        simulation.federation.name,
+        simulation.num_clients,
+        simulation.done,
+        simulation.settings.seed,
+        simulation.sizes(),
+        simulation.seconds,
+        full_ranks(simulation.start),
+    )
+
+
+def full_ranks(start: Params) -> dict[str, int]:
+    """min(m, n) of the matrix π(x) of every layer that is one."""
+    return {name: min(matrix_shape(tuple(x.shape))) for name, x in start.items() if is_matrix(x)}
+
+
+def is_rerunnable(algorithm: Algorithm[Any, Any], federation: Federation, given: Mapping[str, str]) -> bool:
+    """Whether config.toml alone is enough to do the run again: nothing was given that has no name in a recipe."""
+    return not given and federation.options is not None and naming.is_found(type(algorithm))
+
+
+def summarize(
+    run: Figures, records: list[dict[str, Any]], rerunnable: bool, given: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The figures of a finished run, as summary.json has them; `given` is what config.toml has no name for."""
+    last = records[-1]
+    numbers = sum(r["numbers_down"] + r["numbers_up"] for r in records)
+    return {
+        "algorithm": run.algorithm,
+        "dataset": run.dataset,
+        "clients": run.clients,
+        "rounds": run.rounds,
+        "seed": run.seed,
+        "rerunnable": rerunnable,
+        **({"given": dict(given)} if given else {}),
+        "accuracy": statistics.accuracy(records),
+        "accuracy_best": statistics.accuracy(records, pick="best"),
+        "accuracy_sampled": statistics.accuracy(records, clients="sampled"),
+        "fairness": statistics.fairness(last),
+        "parameters": run.sizes.summary(),
+        "rank": last["rank"],
+        "rank_full": {name: run.rank_full[name] for name in last["rank"] if name in run.rank_full},
+        "bytes": {"down": sum(r["bytes_down"] for r in records), "up": sum(r["bytes_up"] for r in records)},
+        "paper_gb": model_size.gigabytes(numbers),
+        "seconds": {k: round(v, 6) for k, v in run.seconds.items()},
+    }

@@ -1,0 +1,1 @@
+"""Client states, checkpoints, run folders and their records on disk."""

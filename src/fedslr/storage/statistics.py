@@ -1,0 +1,85 @@
+"""Accuracies over clients and evaluations, computed from the records of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
+from typing import Any, NamedTuple
+
+PerClient = list[float | None]
+
+
+MODELS = ("global", "personal")
+
+
+class Evaluation(NamedTuple):
+    """Every client's accuracy under the global and under its own model; None where a method has no global model."""
+
+    global_: PerClient | None
+    personal: PerClient
+
+
+def average(values: Sequence[float | None] | None) -> float | None:
+    """The plain average over the clients that have test data."""
+    known = [v for v in values or [] if v is not None]
+    return fmean(known) if known else None
+
+
+def _evaluations(records: Sequence[Mapping[str, Any]], model: str, clients: str) -> list[dict[int, float]]:
+    """The accuracies of every evaluation that had any: of all clients, or of those sampled in that round."""
+    found = []
+    for record in records:
+        each = record.get(f"accuracy_{model}_per_client")
+        if not each:
+            continue
+        whose = record.get("evaluated") or range(len(each))
+        sampled = set(record["clients"] if clients == "sampled" else whose)
+        if known := {c: v for c, v in zip(whose, each, strict=True) if c in sampled and v is not None}:
+            found.append(known)
+    return found
+
+
+LATE = 5
+"""Evaluations at a run's end whose mean says more than the last, which depends on who trained in that round."""
+
+
+def _picked(records: Sequence[Mapping[str, Any]], model: str, pick: str, clients: str) -> list[float] | None:
+    """The accuracies of the last evaluation, of the one whose mean is best, or every client's mean of the last few."""
+    found = _evaluations(records, model, clients)
+    if not found:
+        return None
+    if pick == "late":
+        late = found[-LATE:]
+        return [fmean(one[c] for one in late if c in one) for c in sorted(set().union(*late))]
+    chosen = max(found, key=lambda one: fmean(one.values())) if pick == "best" else found[-1]
+    return list(chosen.values())
+
+
+def evaluations(records: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the rounds were evaluated."""
+    return len(_evaluations(records, "personal", "all"))
+
+
+def accuracy(records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all") -> dict[str, float | None]:
+    """The accuracy of both models, over clients and evaluations.
+
+    `pick` is "last", "best" or "late" (the mean of the last five), `clients` is "all" or "sampled".
+    """
+    return {model: average(_picked(records, model, pick, clients)) for model in MODELS}
+
+
+def worst_decile(
+    records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all", model: str = "personal"
+) -> float | None:
+    """The mean accuracy of the tenth of the clients (one at least) that a model serves worst."""
+    known = sorted(_picked(records, model, pick, clients) or [])
+    return fmean(known[: max(1, len(known) // 10)]) if known else None
+
+
+def fairness(record: Mapping[str, Any]) -> dict[str, dict[str, float] | None]:
+    """How evenly a model serves clients: the deviation over them, and the mean of the tenth that is served worst."""
+    found: dict[str, dict[str, float] | None] = {}
+    for model in MODELS:
+        worst, known = worst_decile([record], model=model), _picked([record], model, "last", "all")
+        found[model] = None if known is None or worst is None else {"std": pstdev(known), "worst_decile": worst}
+    return found

@@ -1,0 +1,75 @@
+"""Trees of tensors as files whose SHA-256 is verified on reading."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedslr.channel import encoding, packing
+from fedslr.core import factored
+from fedslr.core.durable import write_durably
+from fedslr.core.errors import CheckpointError, StorageError
+from fedslr.core.machine import cores
+from fedslr.core.tree import Tree
+
+THREADS = 8
+"""Files that are read or written at once, at most; no more than there are cores."""
+
+
+class Entry(NamedTuple):
+    """A file and the SHA-256 of its bytes."""
+
+    file: str
+    sha256: str
+
+
+def write_tree(path: Path, tree: Tree, write: Callable[..., None] = write_durably) -> Entry:
+    """A tree as a safetensors file, sparse and low-rank parts in their small form."""
+    pieces = packing.pack(factored.to_host(tree)).pieces()
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    write(path, *pieces)
+    return Entry(path.name, digest.hexdigest())
+
+
+def read_verified(folder: Path, entry: Entry) -> bytes:
+    """The bytes of a file, if they are what they were."""
+    path = folder / entry.file
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise CheckpointError(f"{path} was changed or only half written: its SHA-256 does not match")
+    return data
+
+
+def verify(folder: Path, entries: Iterable[Entry]) -> None:
+    """Read some files, several at once; a CheckpointError if the bytes of one are not what they were."""
+
+    def read(share: list[Entry]) -> None:
+        for entry in share:
+            read_verified(folder, entry)
+
+    everything, count = list(entries), threads()
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(read, [everything[i::count] for i in range(count)]))
+
+
+def threads() -> int:
+    """How many read and write files."""
+    return min(THREADS, cores())
+
+
+def read_tree(folder: Path, entry: Entry, device: torch.device | str = "cpu") -> Tree:
+    """The tree of a file whose bytes are what they were."""
+    data = read_verified(folder, entry)
+    return factored.to_device(packing.unpack(encoding.load_arrays(data), max_numbers=2**62), device)
