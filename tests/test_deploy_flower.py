@@ -535,7 +535,7 @@ ORPHANED = """
 import sys, threading
 from pathlib import Path
 from fedslr.deploy import flower
-from fedslr.record import lock
+from fedslr.storage.locks import lock
 flower.PARTING = 0.5
 kept = lock(Path(sys.argv[1]))
 flower.end_with_parent()
