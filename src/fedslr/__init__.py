@@ -16,8 +16,10 @@ from fedslr.algorithms import (
     ALGORITHMS,
     APFL,
     GPGD,
+    IFCA,
     LPGD,
     Ditto,
+    FedAMP,
     FedAvg,
     FedDyn,
     FedPer,
@@ -29,13 +31,14 @@ from fedslr.algorithms import (
     Local,
     LowRankLowRank,
     PerFedAvg,
+    PFedMe,
     Scaffold,
     SparseLowRank,
     SparseSparse,
 )
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import CheckpointError, FedslrError, Interrupted, WireError
-from fedslr.core.problem import Task
+from fedslr.core.problem import Problem
 from fedslr.core.types import Batch, LocalData, Params, Payload, Round
 from fedslr.core.version import __version__
 from fedslr.data import ClientData, Federation, load
@@ -49,12 +52,14 @@ __all__ = [
     "ALGORITHMS",
     "APFL",
     "GPGD",
+    "IFCA",
     "LPGD",
     "Algorithm",
     "Batch",
     "CheckpointError",
     "ClientData",
     "Ditto",
+    "FedAMP",
     "FedAvg",
     "FedDyn",
     "FedPer",
@@ -69,16 +74,17 @@ __all__ = [
     "Local",
     "LocalData",
     "LowRankLowRank",
+    "PFedMe",
     "Params",
     "Payload",
     "PerFedAvg",
+    "Problem",
     "Result",
     "Round",
     "Scaffold",
     "Settings",
     "SparseLowRank",
     "SparseSparse",
-    "Task",
     "WireError",
     "__version__",
     "export",

@@ -7,18 +7,21 @@ from typing import Any
 from fedslr.algorithms.apfl import APFL
 from fedslr.algorithms.designs import GPGD, LPGD, LowRankLowRank, SparseLowRank, SparseSparse
 from fedslr.algorithms.ditto import Ditto
+from fedslr.algorithms.fedamp import FedAMP
 from fedslr.algorithms.fedavg import FedAvg
 from fedslr.algorithms.feddyn import FedDyn
 from fedslr.algorithms.fedprox import FedProx
 from fedslr.algorithms.fedslr import FedSLR
 from fedslr.algorithms.fedspa import FedSpa
+from fedslr.algorithms.ifca import IFCA
 from fedslr.algorithms.layer_split import FedPer, FedRep, LGFedAvg
 from fedslr.algorithms.local import Local
 from fedslr.algorithms.perfedavg import PerFedAvg
+from fedslr.algorithms.pfedme import PFedMe
 from fedslr.algorithms.scaffold import Scaffold
 from fedslr.core.algorithm import Algorithm
 
-METHODS: tuple[type[Algorithm[Any, Any]], ...] = (
+METHODS: tuple[type[Algorithm[Any, Any, Any]], ...] = (
     FedSLR,
     FedAvg,
     FedProx,
@@ -30,6 +33,9 @@ METHODS: tuple[type[Algorithm[Any, Any]], ...] = (
     FedRep,
     Ditto,
     APFL,
+    PFedMe,
+    FedAMP,
+    IFCA,
     Local,
     FedSpa,
     LPGD,
@@ -39,14 +45,16 @@ METHODS: tuple[type[Algorithm[Any, Any]], ...] = (
     LowRankLowRank,
 )
 
-ALGORITHMS: dict[str, type[Algorithm[Any, Any]]] = {cls.name: cls for cls in METHODS}
+ALGORITHMS: dict[str, type[Algorithm[Any, Any, Any]]] = {cls.name: cls for cls in METHODS}
 
 __all__ = [
     "ALGORITHMS",
     "APFL",
     "GPGD",
+    "IFCA",
     "LPGD",
     "Ditto",
+    "FedAMP",
     "FedAvg",
     "FedDyn",
     "FedPer",
@@ -57,6 +65,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LowRankLowRank",
+    "PFedMe",
     "PerFedAvg",
     "Scaffold",
     "SparseLowRank",

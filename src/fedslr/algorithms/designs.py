@@ -1,4 +1,4 @@
-"""The designs the paper's appendix A.2 and A.3 set beside FedSLR.
+"""The designs that the paper's appendix A.2 and A.3 compares with FedSLR.
 
 `lpgd` and `gpgd` solve (P1) by proximal steps without duals: at every local step, or at the server. They replace
 phase I only. The pairs `sparse-sparse`, `sparse-lowrank` and `lowrank-lowrank` (global first; FedSLR is the fourth) are
@@ -9,16 +9,20 @@ the global part; a sparse personal part is thresholded everywhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from fedslr.algorithms.fedslr import Client, Factored, FedSLR, Mixed, Server
+from torch import Tensor
+
+from fedslr.algorithms.fedslr import Client, Factored, FedSLR, Server, TwoPart, fit_sparse_part
 from fedslr.core import tree
+from fedslr.core.algorithm import LedgerChange
 from fedslr.core.matrix import dense, is_matrix
-from fedslr.core.problem import Task
+from fedslr.core.optim import descend
+from fedslr.core.problem import Problem
 from fedslr.core.prox import low_rank, soft_threshold
 from fedslr.core.scan import scan
 from fedslr.core.schema import non_negative, positive
-from fedslr.core.types import Batch, LocalData, Params, Round
+from fedslr.core.types import Batch, LocalData, Params, Payload, Round
 
 # --- proximal gradient without duals --------------------------------------------------------------------------------
 
@@ -28,28 +32,24 @@ class GPGD(FedSLR):
     """FedAvg's local steps, singular values thresholded at the server: global proximal gradient descent."""
 
     name: ClassVar[str] = "gpgd"
-    ledger: ClassVar[tuple[str, ...]] = ()
+    has_diagnostics: ClassVar[bool] = False
 
-    def init_server(self, w: Params, num_clients: int) -> Server:
-        return Server(dict(w), {}, num_clients)
+    def init_ledger(self, w: Params) -> Any:
+        return ()
 
-    def init_client(self, w: Params) -> Client:
-        return Client(p=tree.zeros(w), gamma={})
+    def book(self, ledger: Any, upload: Payload, share: Tensor, round: Round) -> Any:
+        return ledger
 
-    def fit_global(self, task: Task, gamma: Params, w: Params, data: LocalData, round: Round) -> tuple[Params, Params]:
+    def local_update(
+        self, problem: Problem, client: Client, ledger: Any, payload: Params, data: LocalData, round: Round
+    ) -> tuple[Client, Payload]:
         """v ← v − η g(v)."""
+        v = descend(problem, payload, data.epochs(round.epochs, phase=0), round)
+        return client, tree.sub(v, payload)
 
-        def step(v: Params, batch: Batch) -> Params:
-            return self.after_step(tree.map(lambda v, g: v - round.lr * g, v, task.grad(v, batch)), round.lr)
-
-        return {}, tree.sub(scan(step, w, data.epochs(round.epochs, phase=0)), w)
-
-    def after_step(self, v: Params, lr: float) -> Params:
-        return v
-
-    def aggregate(self, server: Server, mean_upload: Params, cohort_size: int) -> Server:
+    def aggregate(self, server: Server, ledger: LedgerChange, mean_upload: Any, round: Round) -> Server:
         """w ← prox(mean_S v_i), per layer with threshold λ·η_g."""
-        return Server(self.prox_global(tree.add(dense(server.w), mean_upload), server.w), {}, server.num_clients)
+        return Server(self.prox_global(tree.add(dense(server.w), mean_upload), server.w))
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,16 @@ class LPGD(GPGD):
 
     name: ClassVar[str] = "lpgd"
 
-    def after_step(self, v: Params, lr: float) -> Params:
-        """v ← SVT(v) with threshold η·λ."""
-        return dense(low_rank(v, lr * self.rank_penalty))
+    def local_update(
+        self, problem: Problem, client: Client, ledger: Any, payload: Params, data: LocalData, round: Round
+    ) -> tuple[Client, Payload]:
+        """v ← SVT(v − η g(v)) with threshold η·λ."""
+
+        def step(v: Params, batch: Batch) -> Params:
+            v = tree.map(lambda v, g: v - round.lr * g, v, problem.grad(v, batch))
+            return dense(low_rank(v, round.lr * self.rank_penalty))
+
+        return client, tree.sub(scan(step, payload, data.epochs(round.epochs, phase=0)), payload)
 
     def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
         return dict(z)
@@ -73,13 +80,23 @@ def _sparse_matrices(params: Params, threshold: float) -> Factored:
     return {k: soft_threshold(x, threshold) if is_matrix(x) else x for k, x in params.items()}
 
 
-def _sparse(params: Params, threshold: float) -> Factored:
-    return tree.map(lambda x: soft_threshold(x, threshold), params)
+def fit_low_rank_part(
+    problem: Problem, client: Client, w: Params, data: LocalData, round: Round, penalty: float
+) -> Client:
+    """Phase II: p ← SVT(p − η(∇f(w + p) + wd·p), ημ)."""
+    lr, wd = round.lr, problem.weight_decay
+
+    def step(p: Factored, batch: Batch) -> Factored:
+        full = dense(p)
+        grads = problem.loss_grad(tree.add(w, full), batch)
+        return low_rank(tree.map(lambda p, g: p - lr * (g + wd * p), full, grads), lr * penalty)
+
+    return Client(scan(step, client.p, data.epochs(round.personal_epochs, phase=1)))
 
 
 @dataclass(frozen=True)
-class _Pair(Mixed):
-    """FedSLR with regularizers of one's choice."""
+class _Pair(TwoPart):
+    """FedSLR with a chosen pair of regularizers."""
 
     eta_g: Annotated[float, positive, "proximal step size η_g of the server"] = 10.0
     global_penalty: Annotated[float, non_negative, "λ: weight of the global part's regularizer"] = 1e-4
@@ -95,8 +112,8 @@ class SparseSparse(_Pair):
     def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
         return _sparse_matrices(z, self.global_penalty * self.eta_g)
 
-    def prox_personal(self, p: Params, lr: float) -> Factored:
-        return _sparse(p, lr * self.personal_penalty)
+    def personalize(self, problem: Problem, client: Client, payload: Params, data: LocalData, round: Round) -> Client:
+        return fit_sparse_part(problem, client, payload, data, round, self.personal_penalty)
 
 
 @dataclass(frozen=True)
@@ -108,8 +125,8 @@ class SparseLowRank(_Pair):
     def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
         return _sparse_matrices(z, self.global_penalty * self.eta_g)
 
-    def prox_personal(self, p: Params, lr: float) -> Factored:
-        return low_rank(p, lr * self.personal_penalty)
+    def personalize(self, problem: Problem, client: Client, payload: Params, data: LocalData, round: Round) -> Client:
+        return fit_low_rank_part(problem, client, payload, data, round, self.personal_penalty)
 
 
 @dataclass(frozen=True)
@@ -121,5 +138,5 @@ class LowRankLowRank(_Pair):
     def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
         return low_rank(z, self.global_penalty * self.eta_g, last)
 
-    def prox_personal(self, p: Params, lr: float) -> Factored:
-        return low_rank(p, lr * self.personal_penalty)
+    def personalize(self, problem: Problem, client: Client, payload: Params, data: LocalData, round: Round) -> Client:
+        return fit_low_rank_part(problem, client, payload, data, round, self.personal_penalty)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
+from fedslr.algorithms.averaged import PersonalModel
 from fedslr.algorithms.fedavg import FedAvg
-from fedslr.core import tree
-from fedslr.core.problem import Task
-from fedslr.core.scan import scan
+from fedslr.core.optim import descend
+from fedslr.core.problem import Problem
 from fedslr.core.schema import non_negative
-from fedslr.core.types import Batch, LocalData, Params, Payload, Round
-
-
-class Client(NamedTuple):
-    u: Params
-    """The personal model."""
+from fedslr.core.types import LocalData, Params, Payload, Round
 
 
 @dataclass(frozen=True)
@@ -27,21 +22,15 @@ class Ditto(FedAvg):
     lam: Annotated[float, non_negative, "λ: strength of the pull of personal models to the global one"] = 0.1
 
     def init_client(self, w: Params) -> Any:
-        return Client(w)
+        return PersonalModel(w)
 
-    def local_update(
-        self, task: Task, client: Any, payload: Params, data: LocalData, round: Round
-    ) -> tuple[Any, Payload]:
-        """FedAvg's step, and u_i ← u_i − η(g(u_i) + λ(u_i − w)) for the personal epochs."""
+    def personalize(self, problem: Problem, client: Any, payload: Params, data: LocalData, round: Round) -> Any:
+        """u_i ← u_i − η(g(u_i) + λ(u_i − w)) for the personal epochs."""
+        pull = lambda g, u, w: g + self.lam * (u - w)  # noqa: E731
+        batches = data.epochs(round.personal_epochs, phase=1)
+        return PersonalModel(descend(problem, client.u, batches, round, correct=pull, given=(payload,)))
 
-        def personalize(u: Params, batch: Batch) -> Params:
-            pull = lambda u, g, w: u - round.lr * (g + self.lam * (u - w))  # noqa: E731
-            return tree.map(pull, u, task.grad(u, batch), payload)
-
-        _, difference = super().local_update(task, (), payload, data, round)
-        return Client(scan(personalize, client.u, data.epochs(round.personal_epochs, phase=1))), difference
-
-    def personal_model(self, task: Task, client: Any, payload: Params, data: LocalData) -> Params:
+    def personal_model(self, problem: Problem, client: Any, payload: Params, data: LocalData) -> Params:
         u: Params = client.u
         return u
 

@@ -16,18 +16,14 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fedslr.algorithms.averaged import Averaged
 from fedslr.core import tree
-from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError
 from fedslr.core.matrix import is_matrix
-from fedslr.core.problem import Task
-from fedslr.core.scan import scan
+from fedslr.core.optim import descend
+from fedslr.core.problem import Problem
 from fedslr.core.schema import fraction, share
-from fedslr.core.types import Batch, LocalData, Params, Payload, Round
-
-
-class Server(NamedTuple):
-    w: Params
+from fedslr.core.types import LocalData, Params, Payload, Round
 
 
 class Client(NamedTuple):
@@ -36,7 +32,7 @@ class Client(NamedTuple):
 
 
 def erk_counts(w: Params, density: float) -> dict[str, int]:
-    """How many weights of every layer are kept: in total ⌊density·all⌉, per layer in proportion to Σ dims / Π dims.
+    """Return the number of weights kept in every layer: ⌊density·all⌉ in total, proportional to Σ dims / Π dims.
 
     A layer that would get more than it has is kept whole, and the others share what is left.
     """
@@ -95,56 +91,41 @@ def annealed(round: Round) -> float | Tensor:
 
 
 @dataclass(frozen=True)
-class FedSpa(Algorithm[Server, Client]):
+class FedSpa(Averaged[Client, tuple[()]]):
     """Every client trains a sparse model under a mask of its own."""
 
     name: ClassVar[str] = "fedspa"
     planned: ClassVar[bool] = True
-    addressing: ClassVar[tuple[str, ...]] = ("mask",)
 
     density: Annotated[float, fraction, "share of the parameters a client keeps"] = 0.5
     prune: Annotated[float, share, "share of the kept weights pruned in the first round; annealed to 0"] = 0.5
-
-    def init_server(self, w: Params, num_clients: int) -> Server:
-        return Server(w)
 
     def init_client(self, w: Params) -> Client:
         counts = erk_counts(w, self.density)
         return Client({k: keep_largest(x.abs(), counts[k]) for k, x in w.items()})
 
-    def broadcast(self, server: Server) -> Payload:
-        return server.w
+    def address(self, client: Client) -> Payload:
+        return client.mask
 
-    def addressed(self, payload: Payload, client: Client) -> Payload:
+    def addressed(self, payload: Payload, address: Payload, number: int) -> Payload:
         """w⊙m_i: a client is sent its own weights only."""
-        return masked(payload, client.mask)
+        return masked(payload, address)
 
     def local_update(
-        self, task: Task, client: Client, payload: Params, data: LocalData, round: Round
+        self, problem: Problem, client: Client, ledger: tuple[()], payload: Params, data: LocalData, round: Round
     ) -> tuple[Client, Payload]:
         """v ← v − η g(v)⊙m_i from w⊙m_i, then prune and regrow."""
-        mask = client.mask
-
-        def step(v: Params, batch: Batch) -> Params:
-            return tree.map(lambda v, g, m: v - round.lr * (g * m), v, task.grad(v, batch), mask)
-
-        start = masked(payload, mask)
-        v = scan(step, start, data.epochs(round.epochs, phase=0))
-        dense_gradient = task.loss_grad(v, data.first_batch(phase=1))
+        mask, start = client.mask, masked(payload, client.mask)
+        batches = data.epochs(round.epochs, phase=0)
+        v = descend(problem, start, batches, round, correct=lambda g, v, m: g * m, given=(mask,))
+        dense_gradient = problem.loss_grad(v, data.first_batch(phase=1))
         pruned = self.prune * annealed(round)
         counts = erk_counts(payload, self.density)
         regrown = {k: regrow(v[k], dense_gradient[k], m, counts[k], pruned) for k, m in mask.items()}
         return Client(regrown), tree.sub(v, start)
 
-    def aggregate(self, server: Server, mean_upload: Params, cohort_size: int) -> Server:
-        """w ← w + mean_S Δ_i."""
-        return Server(tree.add(server.w, mean_upload))
-
-    def global_model(self, server: Server) -> Params:
-        return server.w
-
-    def personal_model(self, task: Task, client: Client, payload: Params, data: LocalData) -> Params:
+    def personal_model(self, problem: Problem, client: Client, payload: Params, data: LocalData) -> Params:
         return masked(payload, client.mask)
 
     def deployed(self, client: Client, payload: Payload) -> Payload:
-        return self.addressed(payload, client)
+        return masked(payload, client.mask)

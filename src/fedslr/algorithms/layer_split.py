@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
+from fedslr.algorithms.averaged import Averaged, PersonalModel, Server
 from fedslr.core import tree
-from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError
-from fedslr.core.problem import Task
-from fedslr.core.scan import scan
+from fedslr.core.optim import descend
+from fedslr.core.problem import Problem
 from fedslr.core.schema import countable_from_zero
-from fedslr.core.types import Batch, LocalData, Params, Payload, Round
+from fedslr.core.types import LocalData, Params, Payload, Round
 
 
 def split_head(w: Params) -> tuple[Params, Params]:
@@ -33,44 +33,26 @@ def split_head(w: Params) -> tuple[Params, Params]:
     return body, head
 
 
-class Server(NamedTuple):
-    shared: Params
-
-
-class Client(NamedTuple):
-    own: Params
-
-
-class _Divided(Algorithm[Server, Client]):
+class _Divided(Averaged[PersonalModel, tuple[()]]):
     """Part of the layers is shared by a plain mean, the rest is the client's own; there is no whole global model."""
+
+    has_global_model: ClassVar[bool] = False
 
     @abstractmethod
     def divide(self, w: Params) -> tuple[Params, Params]:
-        """The shared and the own part of a model."""
+        """Return the shared and the own part of a model."""
 
-    def init_server(self, w: Params, num_clients: int) -> Server:
+    def init_server(self, w: Params) -> Server:
         return Server(self.divide(w)[0])
 
-    def init_client(self, w: Params) -> Client:
-        return Client(self.divide(w)[1])
+    def init_client(self, w: Params) -> PersonalModel:
+        return PersonalModel(self.divide(w)[1])
 
-    def broadcast(self, server: Server) -> Payload:
-        return server.shared
+    def personal_model(self, problem: Problem, client: PersonalModel, payload: Params, data: LocalData) -> Params:
+        return {**payload, **client.u}
 
-    def aggregate(self, server: Server, mean_upload: Params, cohort_size: int) -> Server:
-        return Server(tree.add(server.shared, mean_upload))
-
-    def global_model(self, server: Server) -> None:
-        return None
-
-    def received_model(self, payload: Payload) -> None:
-        return None
-
-    def personal_model(self, task: Task, client: Client, payload: Params, data: LocalData) -> Params:
-        return {**payload, **client.own}
-
-    def deployed(self, client: Client, payload: Payload) -> Payload:
-        return {**payload, **client.own}
+    def deployed(self, client: PersonalModel, payload: Payload) -> Payload:
+        return {**payload, **client.u}
 
 
 @dataclass(frozen=True)
@@ -85,37 +67,26 @@ class FedRep(_Divided):
         return split_head(w)
 
     def local_update(
-        self, task: Task, client: Client, payload: Params, data: LocalData, round: Round
-    ) -> tuple[Client, Payload]:
+        self, problem: Problem, client: PersonalModel, ledger: tuple[()], payload: Params, data: LocalData, round: Round
+    ) -> tuple[PersonalModel, Payload]:
         """The head with the body frozen, then the body with the head frozen, both with g."""
-
-        def fit_head(head: Params, batch: Batch) -> Params:
-            return tree.map(lambda h, g: h - round.lr * g, head, task.grad(head, batch, frozen=payload))
-
-        head = scan(fit_head, client.own, data.epochs(self.head_epochs, phase=0))
-
-        def fit_body(body: Params, batch: Batch) -> Params:
-            return tree.map(lambda b, g: b - round.lr * g, body, task.grad(body, batch, frozen=head))
-
-        body = scan(fit_body, payload, data.epochs(round.epochs, phase=1))
-        return Client(head), tree.sub(body, payload)
+        head = descend(problem, client.u, data.epochs(self.head_epochs, phase=0), round, frozen=payload)
+        body = descend(problem, payload, data.epochs(round.epochs, phase=1), round, frozen=head)
+        return PersonalModel(head), tree.sub(body, payload)
 
 
-class _Together(_Divided):
+class _TrainedTogether(_Divided):
     """All layers are trained together."""
 
     def local_update(
-        self, task: Task, client: Client, payload: Params, data: LocalData, round: Round
-    ) -> tuple[Client, Payload]:
-        def step(v: Params, batch: Batch) -> Params:
-            return tree.map(lambda v, g: v - round.lr * g, v, task.grad(v, batch))
-
-        v = scan(step, {**client.own, **payload}, data.epochs(round.epochs))
-        return Client({k: v[k] for k in client.own}), {k: v[k] - payload[k] for k in payload}
+        self, problem: Problem, client: PersonalModel, ledger: tuple[()], payload: Params, data: LocalData, round: Round
+    ) -> tuple[PersonalModel, Payload]:
+        v = descend(problem, {**client.u, **payload}, data.epochs(round.epochs), round)
+        return PersonalModel({k: v[k] for k in client.u}), {k: v[k] - payload[k] for k in payload}
 
 
 @dataclass(frozen=True)
-class FedPer(_Together):
+class FedPer(_TrainedTogether):
     """A shared body and a personal last layer, trained together.
 
     The published code of FedSLR's authors runs this by the name of FedRep.
@@ -128,7 +99,7 @@ class FedPer(_Together):
 
 
 @dataclass(frozen=True)
-class LGFedAvg(_Together):
+class LGFedAvg(_TrainedTogether):
     """A personal body and a shared last layer, trained together."""
 
     name: ClassVar[str] = "lgfedavg"

@@ -1,55 +1,49 @@
-"""Local training alone: the baseline every federation has to beat."""
+"""Local training alone: the baseline that every federation has to beat."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from fedslr.core import tree
-from fedslr.core.algorithm import Algorithm
-from fedslr.core.problem import Task
-from fedslr.core.scan import scan
-from fedslr.core.types import Batch, LocalData, Params, Payload, Round
-
-
-class Client(NamedTuple):
-    u: Params
+from fedslr.algorithms.averaged import PersonalModel
+from fedslr.core.algorithm import Algorithm, LedgerChange
+from fedslr.core.optim import descend
+from fedslr.core.problem import Problem
+from fedslr.core.types import LocalData, Params, Payload, Round
 
 
 @dataclass(frozen=True)
-class Local(Algorithm[tuple[()], Client]):
+class Local(Algorithm[tuple[()], PersonalModel, tuple[()]]):
     """Every sampled client trains its own model; nothing travels."""
 
     name: ClassVar[str] = "local"
+    has_global_model: ClassVar[bool] = False
 
-    def init_server(self, w: Params, num_clients: int) -> tuple[()]:
+    def init_server(self, w: Params) -> tuple[()]:
         return ()
 
-    def init_client(self, w: Params) -> Client:
-        return Client(w)
+    def init_client(self, w: Params) -> PersonalModel:
+        return PersonalModel(w)
 
-    def broadcast(self, server: tuple[()]) -> Payload:
+    def broadcast(self, server: tuple[()], ledger: tuple[()]) -> Payload:
         return {}
 
     def local_update(
-        self, task: Task, client: Client, payload: Payload, data: LocalData, round: Round
-    ) -> tuple[Client, Payload]:
-        def step(u: Params, batch: Batch) -> Params:
-            return tree.map(lambda u, g: u - round.lr * g, u, task.grad(u, batch))
+        self,
+        problem: Problem,
+        client: PersonalModel,
+        ledger: tuple[()],
+        payload: Payload,
+        data: LocalData,
+        round: Round,
+    ) -> tuple[PersonalModel, Payload]:
+        return PersonalModel(descend(problem, client.u, data.epochs(round.epochs), round)), {}
 
-        return Client(scan(step, client.u, data.epochs(round.epochs))), {}
-
-    def aggregate(self, server: tuple[()], mean_upload: Payload, cohort_size: int) -> tuple[()]:
+    def aggregate(self, server: tuple[()], ledger: LedgerChange, mean_upload: Any, round: Round) -> tuple[()]:
         return ()
 
-    def global_model(self, server: tuple[()]) -> None:
-        return None
-
-    def received_model(self, payload: Payload) -> None:
-        return None
-
-    def personal_model(self, task: Task, client: Client, payload: Payload, data: LocalData) -> Params:
+    def personal_model(self, problem: Problem, client: PersonalModel, payload: Payload, data: LocalData) -> Params:
         return client.u
 
-    def deployed(self, client: Client, payload: Payload) -> Payload:
+    def deployed(self, client: PersonalModel, payload: Payload) -> Payload:
         return {"u": client.u}

@@ -1,135 +1,66 @@
-"""How recipes name methods: as the table does, or `module:Class` for a person's own."""
+"""The names of methods in recipes: a name of the table, or `module:Class` for one of your own."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-
-import torch
 
 from fedslr.algorithms import ALGORITHMS
 from fedslr.core import plugins, schema
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError, suggest
 
-Method = type[Algorithm[Any, Any]]
-SHORT = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
-"""What a method may be called: the name becomes a folder's."""
+Method = type[Algorithm[Any, Any, Any]]
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
+"""A method's name becomes the name of a folder."""
 
 
 def find(name: object, where: str = "algorithm.name") -> Method:
-    """The method a recipe names."""
+    """Return the method that a recipe names."""
     if isinstance(name, str) and name in ALGORITHMS:
         return ALGORITHMS[name]
     if not isinstance(name, str) or not plugins.is_name(name):
         hint = f"{suggest(str(name), ALGORITHMS)} (or module:Class of your own)"
         raise FedslrError(f"{where}: got {schema.show(name)}, no such method; {hint}")
     found = plugins.find(where, name)
-    if wrong := _mistake(found):
-        raise FedslrError(f"{where}: got '{name}', {wrong}")
-    cls: Method = found
-    return cls
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise FedslrError(f"{where}: got '{name}', expected a class that is a fedslr.Algorithm")
+    require_usable(found)
+    return found
 
 
-def require_usable(cls: Method, folder: bool = False) -> None:
-    """Refuse a method that could not be told of, in a run folder least of all."""
-    if not dataclasses.is_dataclass(cls):
-        raise FedslrError(f"algorithm: {cls.__name__} is no dataclass; expected @dataclass(frozen=True) on it")
-    if wrong := _misnamed(cls, folder) or _misshapen(cls):
-        raise FedslrError(f"algorithm: got {cls.__name__}, {wrong}")
+def require_usable(cls: Method) -> None:
+    """Refuse a class that is no complete method."""
+    if missing := sorted(cls.__abstractmethods__):
+        raise FedslrError(f"algorithm: {cls.__name__} lacks {', '.join(missing)}")
+    if "__dataclass_fields__" not in vars(cls):
+        raise FedslrError(f"algorithm: {cls.__name__} is no dataclass; write @dataclass(frozen=True) above the class")
+    name = vars(cls).get("name")
+    if not isinstance(name, str) or not FOLDER_NAME.fullmatch(name):
+        raise FedslrError(
+            f"algorithm: {cls.__name__} has no name of its own of letters, digits, '.', '_', '+' or '-'; "
+            'write name: ClassVar[str] = "…" in the class'
+        )
+    if cls.server_sees not in ("mean", "each"):
+        raise FedslrError(f"algorithm: {cls.__name__}.server_sees is {cls.server_sees!r}, expected 'mean' or 'each'")
+    if ALGORITHMS.get(name, cls) is not cls:
+        raise FedslrError(f"algorithm: {cls.__name__} has the name '{name}' of another method; give it its own")
 
 
 def name_of(cls: Method) -> str:
-    """What config.toml calls a method; `is_found` tells whether a recipe finds it there."""
-    return cls.name if is_in_table(cls) else f"{cls.__module__}:{cls.__qualname__}"
+    """Return the name of a method in config.toml."""
+    return cls.name if cls in ALGORITHMS.values() else f"{cls.__module__}:{cls.__qualname__}"
 
 
-def is_in_table(cls: Method) -> bool:
-    return cls in ALGORITHMS.values()
-
-
-def is_found(cls: Method) -> bool:
-    """Whether a recipe can name a method: not those of scripts, notebooks and functions."""
-    return is_in_table(cls) or _mistake(cls) is None
-
-
-def are_same(before: str, now: str, called: str) -> bool:
-    """Whether a run's name for its method may be that of this one, which is called so.
-
-    Its file may have been moved, or have been a script that is a module now; where the former is still there, it is
-    another method. A run folder once had nothing but what the method is called.
-    """
-    if before == now or ":" not in now:
-        return before == now
-    moved = ":" in before and short(before) == short(now) and not plugins.is_there(before)
-    return before == called or moved
+def is_importable(cls: Method) -> bool:
+    """Return whether a recipe can name a method: a class at the top of a module, with settings for parameters."""
+    module = sys.modules.get(cls.__module__)
+    at_top = cls.__module__ != "__main__" and getattr(module, cls.__qualname__, None) is cls
+    return at_top and all(f.default is not dataclasses.MISSING for f in dataclasses.fields(cls))  # type: ignore[arg-type]
 
 
 def short(name: str) -> str:
-    """The class of `module:Class`; a name of the table is its own."""
+    """Return the class of `module:Class`; a name of the table stays as it is."""
     return name.rpartition(":")[2].rpartition(".")[2]
-
-
-def mistakes(algorithm: Algorithm[Any, Any]) -> AbstractContextManager[None]:
-    """A method of a person's own is told where it fails. What the machine lacks is not the method's mistake."""
-    cls = type(algorithm)
-    if is_in_table(cls):
-        return nullcontext()
-    machine = (OSError, MemoryError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", MemoryError))
-    return plugins.mistakes("algorithm", name_of(cls), cls, machine)
-
-
-_NAMELESS = 'but it has no name; expected name: ClassVar[str] = "…" in it'
-
-
-def _misnamed(cls: Method, folder: bool = True) -> str | None:
-    """Why a method has no name that can be told, or be a folder's."""
-    name = getattr(cls, "name", None)
-    if not isinstance(name, str):
-        return _NAMELESS
-    if folder and not SHORT.fullmatch(name):
-        return f"but its name is {schema.show(name)}, expected letters, digits, '.', '_', '+' or '-'"
-    return None
-
-
-def _misshapen(cls: Method) -> str | None:
-    """Which function of a method cannot be called as all methods' are."""
-    for name, usual in inspect.getmembers(Algorithm, inspect.isfunction):
-        own = inspect.getattr_static(cls, name)
-        if name.startswith("_") or not inspect.isfunction(own):
-            continue
-        usually = inspect.signature(usual).parameters.values()
-        try:
-            takes = inspect.signature(own, follow_wrapped=False)
-        except ValueError:  # there is none to look at
-            continue
-        try:
-            takes.bind(*(p.name for p in usually if p.default is p.empty))
-        except TypeError:
-            return f"but its {name} takes {takes}, expected ({', '.join(p.name for p in usually)})"
-    return None
-
-
-def _mistake(found: Any) -> str | None:
-    """Why something that a recipe names is no method that can be run from one."""
-    if not (isinstance(found, type) and issubclass(found, Algorithm) and dataclasses.is_dataclass(found)):
-        return "expected a dataclass that is a fedslr.Algorithm"
-    if missing := sorted(found.__abstractmethods__):
-        return f"but it lacks {', '.join(missing)}"
-    if wrong := _NAMELESS if "name" in schema.fields(found) else _misnamed(found):
-        return wrong
-    if wrong := _misshapen(found):
-        return wrong
-    if found.name in ALGORITHMS:
-        return f"but its name is '{found.name}', another method's; expected one of its own"
-    module = sys.modules.get(found.__module__)
-    if found.__module__ == "__main__" or getattr(module, found.__qualname__, None) is not found:
-        return "but a recipe cannot name it; expected a class at the top of a module"
-    plain = [k for k, kind in inspect.get_annotations(found).items() if "ClassVar" not in str(kind)]
-    if plain and "__dataclass_fields__" not in vars(found):
-        return f"but '{plain[0]}' is no hyperparameter; expected @dataclass(frozen=True) on the class"
-    return schema.unsettable(found)

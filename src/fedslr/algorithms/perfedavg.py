@@ -7,11 +7,11 @@ Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from fedslr.algorithms.fedavg import FedAvg
 from fedslr.core import tree
-from fedslr.core.problem import Task
+from fedslr.core.problem import Problem
 from fedslr.core.scan import scan
 from fedslr.core.schema import positive
 from fedslr.core.types import Batch, LocalData, Params, Payload, Round
@@ -27,21 +27,21 @@ class PerFedAvg(FedAvg):
     beta: Annotated[float, positive, "step size β of the meta update; it decays as lr does"] = 0.001
 
     def local_update(
-        self, task: Task, client: tuple[()], payload: Params, data: LocalData, round: Round
-    ) -> tuple[tuple[()], Payload]:
+        self, problem: Problem, client: Any, ledger: tuple[()], payload: Params, data: LocalData, round: Round
+    ) -> tuple[Any, Payload]:
         """ṽ = v − α∇f(v; b), then v ← v − β(∇f(ṽ; b') + wd·v), b' being the next batch of the same epoch."""
-        beta, wd = self.beta * round.decay, task.weight_decay
+        beta, wd = self.beta * round.decay, problem.weight_decay
 
         def step(v: Params, batches: tuple[Batch, Batch]) -> Params:
-            adapted = tree.map(lambda v, g: v - self.alpha * g, v, task.loss_grad(v, batches[0]))
-            return tree.map(lambda v, g: v - beta * (g + wd * v), v, task.loss_grad(adapted, batches[1]))
+            adapted = tree.map(lambda v, g: v - self.alpha * g, v, problem.loss_grad(v, batches[0]))
+            return tree.map(lambda v, g: v - beta * (g + wd * v), v, problem.loss_grad(adapted, batches[1]))
 
-        return (), tree.sub(scan(step, payload, data.pairs(round.epochs)), payload)
+        return client, tree.sub(scan(step, payload, data.pairs(round.epochs)), payload)
 
-    def personal_model(self, task: Task, client: tuple[()], payload: Params, data: LocalData) -> Params:
+    def personal_model(self, problem: Problem, client: Any, payload: Params, data: LocalData) -> Params:
         """One epoch of plain SGD of step α, without weight decay, on the client's training data."""
 
         def step(v: Params, batch: Batch) -> Params:
-            return tree.map(lambda v, g: v - self.alpha * g, v, task.loss_grad(v, batch))
+            return tree.map(lambda v, g: v - self.alpha * g, v, problem.loss_grad(v, batch))
 
         return scan(step, payload, data.epochs(1))

@@ -5,56 +5,54 @@ With weight decay every f_i here includes wd/2·‖·‖², as the algorithm's g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from fedslr.algorithms.fedslr import Client, FedSLR, Server
 from fedslr.core import tree
-from fedslr.core.algorithm import Algorithm
-from fedslr.core.errors import FedslrError
+from fedslr.core.algorithm import Diagnosis, RunView
 from fedslr.core.matrix import LowRank, dense, is_matrix, to_matrix
-from fedslr.core.problem import Task
+from fedslr.core.problem import Problem
 from fedslr.core.prox import nuclear_norm, soft_threshold
 from fedslr.core.types import Batch, Params
-from fedslr.data.normalization import Normalization, inputs
 
-CHUNK = 1024
-Supported = FedSLR
-"""The method the theory speaks of."""
+GRADIENT_BATCH = 1024
+"""Samples per gradient of the full objective."""
 
 
 class Objective:
     """One client's f_i over all of its training data."""
 
-    def __init__(self, task: Task, x: Tensor, y: Tensor, normalization: Normalization | None = None) -> None:
-        self.task = task
-        self._normalization, self._dtype = normalization, next(task.model.parameters()).dtype
-        self._batches = [Batch(x[i : i + CHUNK], y[i : i + CHUNK]) for i in range(0, len(y), CHUNK)]
+    def __init__(
+        self, problem: Problem, x: Tensor, y: Tensor, prepare: Callable[[Tensor], Tensor] = torch.clone
+    ) -> None:
+        self.problem, self._prepare = problem, prepare
+        self._batches = [
+            Batch(x[i : i + GRADIENT_BATCH], y[i : i + GRADIENT_BATCH]) for i in range(0, len(y), GRADIENT_BATCH)
+        ]
         self._shares = [len(b.y) / len(y) for b in self._batches]
 
     def _parts(self) -> Iterator[tuple[float, Batch]]:
-        """Every batch with its share of the data; copies, since a model may work in place on its input."""
+        """Yield every batch with its share of the data."""
         for share, batch in zip(self._shares, self._batches, strict=True):
-            yield share, Batch(inputs(batch.x.clone(), self._normalization, self._dtype), batch.y)
+            yield share, Batch(self._prepare(batch.x), batch.y)
 
     def value(self, w: Params) -> Tensor:
         """f_i(w)."""
-        data = sum(share * self.task.loss(w, b) for share, b in self._parts())
-        return data + self.task.weight_decay / 2 * tree.dot(w, w)
+        data = sum(share * self.problem.loss(w, b) for share, b in self._parts())
+        return data + self.problem.weight_decay / 2 * tree.dot(w, w)
 
     def gradient(self, w: Params) -> Params:
         """∇f_i(w)."""
         total = tree.Mean()
         for share, batch in self._parts():
-            total.add(self.task.grad(w, batch), share)
+            total.add(self.problem.grad(w, batch), share)
         return total.value()
 
     def data_gradient(self, w: Params) -> Params:
         """∇f_i(w) without the weight decay."""
-        return tree.map(lambda g, w: g - self.task.weight_decay * w, self.gradient(w), w)
+        return tree.map(lambda g, w: g - self.problem.weight_decay * w, self.gradient(w), w)
 
     def curvature(self, w: Params, steps: int = 20, tolerance: float = 1e-3) -> float:
         """The largest eigenvalue of ∇²f_i(w) in size, by power iteration: a lower estimate of the smoothness L."""
@@ -131,42 +129,37 @@ def _directions(x: Tensor | LowRank) -> tuple[Tensor, Tensor]:
 def gradient_mapping(w: Params, p: Params, objective: Objective, lr: float, l1_penalty: float) -> float:
     """‖(p − prox_{ημ‖·‖₁}(p − η ∇f_i(w + p)))/η‖, the residual of (P2); the weight decay acts on p."""
     grads = objective.data_gradient(tree.add(w, p))
-    wd = objective.task.weight_decay
+    wd = objective.problem.weight_decay
     mapped = tree.map(lambda p, g: (p - soft_threshold(p - lr * (g + wd * p), lr * l1_penalty)) / lr, p, grads)
     return float(tree.norm(mapped))
 
 
-def require_supported(algorithm: Algorithm[Any, Any]) -> Supported:
-    """The method, if it is one the theory speaks of."""
-    if not isinstance(algorithm, FedSLR):
-        raise FedslrError(f"diagnostics: they are defined for fedslr, not for {algorithm.name}; leave them out")
-    return algorithm
-
-
 @torch.no_grad()
-def diagnose(
-    algorithm: FedSLR,
-    server: Server,
-    clients: Sequence[Client],
-    local: Sequence[Params],
-    objectives: Sequence[Objective],
-    lr: float,
-) -> dict[str, float]:
-    """Everything above at the end of a round. `local` holds the model every client last uploaded."""
-    w = dense(server.w)
-    gammas = [c.gamma for c in clients]
+def diagnose(run: RunView, eta_g: float, rank_penalty: float, l1_penalty: float) -> Diagnosis:
+    """Return all quantities of the theory at the end of a round, for FedSLR with these hyperparameters."""
+    w = dense(run.server.w)
+    objectives = [Objective(run.problem, held.x, held.y, run.prepare) for held in run.data]
     gradients = [f.gradient(w) for f in objectives]
     mappings = [
-        gradient_mapping(w, dense(c.p), f, lr, algorithm.l1_penalty) for c, f in zip(clients, objectives, strict=True)
+        gradient_mapping(w, dense(c.p), f, run.round.lr, l1_penalty)
+        for c, f in zip(run.clients, objectives, strict=True)
     ]
     smoothness = max(f.curvature(w) for f in objectives)
-    gaps = [float(tree.norm(tree.sub(c, g))) for c, g in zip(gammas, gradients, strict=True)]
-    return {
-        "potential": potential(w, local, gammas, objectives, algorithm.eta_g, algorithm.rank_penalty),
-        "stationarity": stationarity(server.w, tree.mean(gradients), algorithm.rank_penalty),
+    gaps = [float(tree.norm(tree.sub(c, g))) for c, g in zip(run.ledgers, gradients, strict=True)]
+    bound = 1 / (2 * smoothness) if smoothness else float("inf")
+    figures = {
+        "potential": potential(w, run.local_models, run.ledgers, objectives, eta_g, rank_penalty),
+        "stationarity": stationarity(run.server.w, tree.mean(gradients), rank_penalty),
         "gradient_mapping": sum(mappings) / len(mappings),
         "dual_gap": sum(gaps) / len(gaps),
-        "dual_mismatch": float(tree.norm(tree.sub(server.gamma, tree.mean(gammas)))),
+        "dual_mismatch": float(tree.norm(tree.sub(run.mean_ledger, tree.mean(run.ledgers)))),
         "smoothness": smoothness,
-        "eta_g_bound": 1 / (2 * smoothness) if smoothness else float("inf"),
+        "eta_g_bound": bound,
     }
+    if eta_g <= bound:
+        return Diagnosis(figures)
+    return Diagnosis(
+        figures,
+        f"eta_g = {eta_g:g} is above 1/(2L) = {bound:.3g}, with L as estimated in round {run.round.number + 1}: "
+        "the convergence theory does not cover it",
+    )

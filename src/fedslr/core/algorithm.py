@@ -1,130 +1,168 @@
-"""The Algorithm protocol."""
+"""The Algorithm protocol: the functions that a federated method consists of."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from fedslr.core import schema
-from fedslr.core.matrix import LowRank
-from fedslr.core.problem import Task
+from fedslr.core.errors import FedslrError
+from fedslr.core.problem import Problem
 from fedslr.core.types import LocalData, Params, Payload, Round
 
 Server = TypeVar("Server", bound=tuple[Any, ...])
-
-
 Client = TypeVar("Client", bound=tuple[Any, ...])
+Ledger = TypeVar("Ledger")
 
 
-class Algorithm(ABC, Generic[Server, Client]):
+class LedgerChange(NamedTuple):
+    """The mean ledger before and after the uploads of a round were booked."""
+
+    before: Any
+    after: Any
+
+
+class Algorithm(ABC, Generic[Server, Client, Ledger]):
     """A federated method: hyperparameters (a frozen dataclass) and a handful of pure functions.
 
-    No function here touches a file, a device, a random generator or a print; engines run them. States are NamedTuples
-    of Params. Uploads are differences `v − w`, never models, and the server sees only their weighted mean.
+    Engines run these functions. They touch no file, device, random generator or print. Server and client states are
+    NamedTuples of Params, or `()`. A ledger is a tree of Params, or `()`.
+
+    Uploads are differences `v − w`, never models. A *ledger* is what a client and the server must agree on, such as a
+    dual or a control variate. `book` says how counting an upload changes a ledger. The engine alone calls `book`: for
+    the ledger of every client, and with the mean upload for the mean of all ledgers, which the server holds.
     """
 
     name: ClassVar[str]
-    """How the method is called: its folder's name, and, for those of the table, its name in recipes."""
+    """The method's name in tables and, for methods of the package, in recipes."""
+    has_global_model: ClassVar[bool] = True
+    """Whether `shared(broadcast)` is a complete model that every client could use."""
     planned: ClassVar[bool] = False
-    """Whether a round depends on how many there will be, so that a run cannot be made longer."""
-    ledger: ClassVar[tuple[str, ...]] = ()
-    """Fields of a client's state that the server mirrors, as a sum or a mean: what was counted there, and only that,
-    is booked here."""
-    addressing: ClassVar[tuple[str, ...]] = ()
-    """Fields of a client's state that `addressed` reads."""
+    """Whether a round depends on the total number of rounds. Such a run cannot be made longer."""
+    server_sees: ClassVar[Literal["mean", "each"]] = "mean"
+    """"mean" if the weighted mean of the uploads is enough for `aggregate`, "each" if it needs every upload."""
 
     def __post_init__(self) -> None:
         schema.check(self)
 
+    # --- required -----------------------------------------------------------------------------------------------------
+
     @abstractmethod
-    def init_server(self, w: Params, num_clients: int) -> Server:
-        """The server before the first round, from the initial model."""
+    def init_server(self, w: Params) -> Server:
+        """Return the server state before the first round, from the initial model `w`."""
 
     @abstractmethod
     def init_client(self, w: Params) -> Client:
-        """A client before its first round, from the initial model; `()` when the method keeps nothing."""
+        """Return the state of a client before its first round, from the initial model; `()` if it keeps nothing."""
 
     @abstractmethod
-    def broadcast(self, server: Server) -> Payload:
-        """What every sampled client is sent. Matrices may be low-rank factors; clients receive them multiplied out."""
+    def broadcast(self, server: Server, ledger: Ledger) -> Payload:
+        """Return the payload of a round; `ledger` is the mean over all clients.
 
-    def addressed(self, payload: Payload, client: Client) -> Payload:
-        """What of the broadcast one client is sent: all of it, unless the method says otherwise."""
-        return payload
+        Matrices may be `LowRank` factors. Clients receive them multiplied out.
+        """
 
     @abstractmethod
     def local_update(
-        self, task: Task, client: Client, payload: Payload, data: LocalData, round: Round
+        self, problem: Problem, client: Client, ledger: Ledger, payload: Payload, data: LocalData, round: Round
     ) -> tuple[Client, Payload]:
-        """One client's work of a round: its new state and its upload, a tree of the shape of the payload."""
+        """Train one client; return its new state and its upload, a tree of the form of its payload."""
 
-    def book(self, client: Client, upload: Payload, share: float) -> Client:
-        """The client once its server has counted a share of the upload: only the fields of `ledger` change.
+    @abstractmethod
+    def aggregate(self, server: Server, ledger: LedgerChange, mean_upload: Any, round: Round) -> Server:
+        """Return the server state after a round.
 
-        `local_update` books all of its upload: its new ledger is that of `book(client, upload, 1)`.
+        Args:
+            server: The state before the round.
+            ledger: The mean ledger before and after the uploads of this round were booked.
+            mean_upload: Σ ω·share·upload / Σ ω·share over the clients of the round. With `server_sees = "each"` it is
+                a mapping from a client's number to share·upload instead.
+            round: The round's number and step sizes.
         """
+
+    @abstractmethod
+    def personal_model(self, problem: Problem, client: Client, payload: Payload, data: LocalData) -> Params:
+        """Return a client's personal model, from its state and its payload. It may adapt on the client's data."""
+
+    # --- methods with a ledger ----------------------------------------------------------------------------------------
+
+    def init_ledger(self, w: Params) -> Ledger:
+        """Return the ledger of a new client: zeros, or `()` for a method without one."""
+        return ()  # type: ignore[return-value]
+
+    def book(self, ledger: Ledger, upload: Payload, share: Tensor, round: Round) -> Ledger:
+        """Return the ledger after `share` of an upload was counted; affine in `share`, a float64 scalar tensor."""
+        return ledger
+
+    # --- defaults that few methods change -----------------------------------------------------------------------------
+
+    def personalize(self, problem: Problem, client: Client, payload: Payload, data: LocalData, round: Round) -> Client:
+        """Train what never leaves the client, after its upload was sent; return the client's new state."""
         return client
 
     def weight(self, num_examples: int) -> float:
-        """The weight of an upload in the mean: 1, a plain mean, unless the method says otherwise."""
+        """Return the weight ω of a client in all means; 1 unless the method says otherwise."""
         return 1.0
 
-    @abstractmethod
-    def aggregate(self, server: Server, mean_upload: Payload, cohort_size: int) -> Server:
-        """The server after the round, from the weighted mean of the uploads and how many there were."""
+    def clipped(self, upload: Payload) -> Payload:
+        """Return the part of an upload that a norm bound applies to; all of it unless the method says otherwise."""
+        return upload
 
-    def resize(self, server: Server, num_clients: int, leaving: Client | None = None) -> Server:
-        """The server of a federation that now has so many clients; one that leaves takes its ledger along."""
-        return server
+    def address(self, client: Client) -> Payload:
+        """Return what the server must know of a client for `addressed`, such as a mask; read after `local_update`."""
+        return {}
 
-    @abstractmethod
-    def global_model(self, server: Server) -> Params | None:
-        """The one model everybody could use, dense; None where the method has none."""
-
-    @abstractmethod
-    def personal_model(self, task: Task, client: Client, payload: Payload, data: LocalData) -> Params:
-        """A client's own model, from its state and the latest broadcast. It may adapt on the client's data."""
-
-    def received_model(self, payload: Payload) -> Params | None:
-        """The global model, by one who received the whole broadcast; None where the method has none."""
+    def addressed(self, payload: Payload, address: Payload, number: int) -> Payload:
+        """Return the part of a broadcast that the client of this number is sent; all of it by default."""
         return payload
 
     def shared(self, payload: Payload) -> Payload:
-        """The part of a broadcast that is the global model; the rest, such as controls, is no part of its size."""
+        """Return the part of a broadcast that is the global model; the size columns count its parameters."""
         return payload
 
     def deployed(self, client: Client, payload: Payload) -> Payload:
-        """The parts a client has to keep to run its personal model; their numbers are the model's size."""
+        """Return the parts that a client keeps to run its personal model; the size columns count their parameters."""
         return self.shared(payload)
 
-    def ranks(self, server: Server) -> dict[str, int]:
-        """The rank of every layer of the global model, where the method makes them low; else nothing."""
-        return {}
+    has_diagnostics: ClassVar[bool] = False
+    """Whether `diagnose` is implemented."""
+
+    def diagnose(self, run: RunView) -> Diagnosis:
+        """Return the quantities of the method's convergence theory after a round."""
+        raise FedslrError(f"diagnostics: {self.name} has no convergence theory here; set diagnostics = false")
+
+    @classmethod
+    def personalizes(cls) -> bool:
+        """Return whether clients go on to train after their upload."""
+        return cls.personalize is not Algorithm.personalize
+
+    @classmethod
+    def addresses(cls) -> bool:
+        """Return whether clients are sent different parts of the broadcast."""
+        return cls.addressed is not Algorithm.addressed
 
 
-class Phased(Algorithm[Server, Client]):
-    """A method whose clients go on to learn for themselves once their upload is made: nobody has to wait for that."""
+class RunView(NamedTuple):
+    """The whole federation after a round, for `Algorithm.diagnose`. Lists have one entry per client."""
 
-    @abstractmethod
-    def fit(
-        self, task: Task, client: Client, payload: Payload, data: LocalData, round: Round
-    ) -> tuple[Client, Payload]:
-        """Phase I: what is learned together; the state as far as it goes, and the upload."""
-
-    @abstractmethod
-    def personalize(self, task: Task, client: Client, payload: Payload, data: LocalData, round: Round) -> Client:
-        """Phase II: what never leaves the client, from the state that phase I left."""
-
-    def local_update(
-        self, task: Task, client: Client, payload: Payload, data: LocalData, round: Round
-    ) -> tuple[Client, Payload]:
-        client, upload = self.fit(task, client, payload, data, round)
-        return self.personalize(task, client, payload, data, round), upload
+    problem: Problem
+    server: Any
+    mean_ledger: Any
+    clients: list[Any]
+    ledgers: list[Any]
+    local_models: list[Params]
+    """The model that each client last uploaded."""
+    data: list[Any]
+    """The training data: objects with tensors `x` and `y`."""
+    prepare: Any
+    """A function from raw inputs to the inputs of the model."""
+    round: Round
 
 
-def ranks_of(model: Mapping[str, Tensor | LowRank]) -> dict[str, int]:
-    """The rank of every layer given as factors."""
-    return {k: x.rank for k, x in model.items() if isinstance(x, LowRank)}
+class Diagnosis(NamedTuple):
+    """Quantities by name, and a warning if they show that the theory does not apply."""
+
+    figures: dict[str, float]
+    warning: str | None = None

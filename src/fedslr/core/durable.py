@@ -24,7 +24,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_durably(path: Path, *pieces: Bytes) -> None:
-    """All of the file or none of it: write beside it, flush to the disk, rename over it, flush the folder."""
+    """Write a file completely or not at all: to a temporary file that is flushed and renamed; flush the folder."""
     write_whole(path, *pieces)
     with disk_errors(path):
         sync_folder(path.parent)
@@ -32,7 +32,7 @@ def write_durably(path: Path, *pieces: Bytes) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """What the disk refuses, in one line."""
+    """Turn an OSError of a write to `path` into a StorageError."""
     try:
         yield
     except OSError as error:
@@ -41,7 +41,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, *pieces: Bytes) -> None:
-    """A file that is whole wherever it is seen; its name survives a power cut once its folder is flushed."""
+    """Write a file completely or not at all; it survives a power cut once its folder is flushed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         try:

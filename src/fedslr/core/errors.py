@@ -1,4 +1,4 @@
-"""What a person is told when a request cannot be met: what was wrong, where, what would be right."""
+"""Errors and warnings for users: each says what was wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import traceback
 from collections.abc import Iterable
 
 TRACEBACK = "FEDSLR_TRACEBACK"
-"""Set in the environment by those who want to see more than a line: what is wrong in code of their own."""
+"""The environment variable that shows tracebacks, for users with code of their own."""
 
 
 INTERRUPTED = 130
-"""The exit code of what was stopped by ctrl-C, as shells have it."""
+"""The exit code of a command that was stopped by ctrl-C, as in shells."""
 
 
 class FedslrError(ValueError):
@@ -20,7 +20,7 @@ class FedslrError(ValueError):
 
 
 class WireError(FedslrError):
-    """A message that is not what it should be: truncated, oversized, mistyped, not finite."""
+    """A message that is truncated, too large, malformed or not finite."""
 
 
 class CheckpointError(FedslrError):
@@ -28,29 +28,29 @@ class CheckpointError(FedslrError):
 
 
 class StorageError(CheckpointError):
-    """A file that the system does not give or take, for want of room or of permission: nothing is wrong with it."""
+    """A file that cannot be read or written because of a full disk or permissions; the file itself is not damaged."""
 
 
 class TakenError(FedslrError):
-    """A folder that another process works in."""
+    """A folder that another process is using."""
 
 
 class FedslrWarning(UserWarning):
-    """What a person may want to know of a request that is met all the same."""
+    """Advice on a request that is carried out nevertheless."""
 
 
 class Interrupted(FedslrError):
-    """A run that was asked to stop and did, after saving its last finished round."""
+    """A run that was asked to stop and stopped after saving its last finished round."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """How to go on from a name nobody knows: the nearest known one, or all of them."""
+    """Return advice on an unknown name: the nearest known name, or all known names."""
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names) or 'none'}"
 
 
 def show_traceback(error: BaseException) -> None:
-    """All of an error, where somebody asked for it."""
+    """Print the traceback of an error if the environment asks for it."""
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)

@@ -16,25 +16,56 @@ from fedslr.core.tree import Tree
 Path = tuple[str, ...]
 
 
-def as_factors(leaf: LowRank) -> bool:
-    """Whether a layer travels as factors: only where they are fewer numbers than the matrix, r(m + n) < mn.
+def factors_are_smaller(leaf: LowRank) -> bool:
+    """Return whether the factors hold fewer numbers than the matrix, r(m + n) < mn.
 
-    What counts as a model's size counts them so too, and must not depend on where a model has been.
+    Only such factors are sent, and only such factors count as factors in the size of a model.
     """
     return leaf.numbers < prod(leaf.shape)
 
 
-def settle(leaf: Any) -> Any:
-    """Factors that are no smaller than their matrix are multiplied out."""
-    return leaf.dense() if isinstance(leaf, LowRank) and not as_factors(leaf) else leaf
+def smaller_form(leaf: Any) -> Any:
+    """Return the dense tensor of factors that are not smaller than it; return anything else as it is."""
+    return leaf.dense() if isinstance(leaf, LowRank) and not factors_are_smaller(leaf) else leaf
+
+
+def smaller_forms(tree: Tree) -> Tree:
+    """Return a tree as it comes back from a message or a file: with factors only where they are smaller."""
+    return {k: smaller_forms(x) if isinstance(x, dict) else smaller_form(x) for k, x in tree.items()}
+
+
+def multiply_out(tree: Tree, check: bool = True) -> Tree:
+    """Return a tree with the dense tensor in place of all factors: the form that clients work with.
+
+    Args:
+        tree: Tensors and factors.
+        check: Refuse a product that is not finite. The check waits for a GPU once per matrix.
+    """
+    out: Tree = {}
+    for key, leaf in tree.items():
+        if isinstance(leaf, LowRank):
+            out[key] = leaf.dense()
+            if check:
+                require_finite_tensor(out[key], (key,))
+        else:
+            out[key] = multiply_out(leaf, check) if isinstance(leaf, dict) else leaf
+    return out
+
+
+def tensors_of(leaf: Any) -> list[Tensor]:
+    """Return the tensors of a leaf: itself, the two factors, or none of a plain value."""
+    if isinstance(leaf, LowRank):
+        return [leaf.u, leaf.v]
+    return [leaf] if isinstance(leaf, Tensor) else []
 
 
 def path_name(path: Iterable[str]) -> str:
-    """A path for a message to people: one short line, whatever a sender called it."""
+    """Return a path for an error message: one short line of ASCII, even if the sender is hostile."""
     return ascii("/".join(path))[1:-1][:100]
 
 
 def leaves_with_paths(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield every leaf with its keys; an empty dictionary is a leaf."""
     for key, leaf in tree.items():
         if isinstance(leaf, dict) and leaf:
             yield from leaves_with_paths(leaf, (*path, key))
@@ -43,45 +74,40 @@ def leaves_with_paths(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]
 
 
 def require_finite_tensor(x: Tensor, path: Path) -> None:
+    """Refuse NaN and infinity."""
     # A sum meets every NaN and infinity, so a finite one clears the tensor; overflow alone needs the second look.
     if x.is_floating_point() and not isfinite(float(x.detach().sum())) and not bool(torch.isfinite(x).all()):
         raise WireError(f"'{path_name(path)}' has numbers that are not finite (NaN or infinity)")
 
 
-def require_alike(found: Tree, like: Tree, where: str) -> None:
-    """A WireError unless two trees have the same keys, and tensors of the same shapes and types."""
-    for key in [*like, *(key for key in found if key not in like)]:
-        path = f"{where}/{ascii(key)[1:-1][:50]}"
-        if key not in found:
-            raise WireError(f"'{path}' is missing")
-        if key not in like:
-            raise WireError(f"'{path}' is not part of it")
-        a, b = found[key], like[key]
-        if isinstance(b, dict):
-            if not isinstance(a, dict):
-                raise WireError(f"'{path}' is a tensor, expected a table")
-            require_alike(a, b, path)
-        elif not isinstance(a, Tensor | LowRank):
-            raise WireError(f"'{path}' is no tensor")
-        else:
-            kind = a.u.dtype if isinstance(a, LowRank) else a.dtype
-            if tuple(a.shape) != tuple(b.shape) or kind != b.dtype:
-                got, expected = (
-                    f"{list(s)} of {str(k).removeprefix('torch.')}" for s, k in ((a.shape, kind), (b.shape, b.dtype))
-                )
-                raise WireError(f"'{path}' is {got}, expected {expected}")
-
-
 def require_finite(tree: Tree) -> None:
-    """A WireError that names the first tensor with NaN or infinity."""
+    """Refuse a tree with NaN or infinity; the error names the first such tensor."""
     for path, leaf in leaves_with_paths(tree):
-        for x in leaf[:2] if isinstance(leaf, LowRank) else [leaf]:
-            if isinstance(x, Tensor):
-                require_finite_tensor(x, path)
+        for x in tensors_of(leaf):
+            require_finite_tensor(x, path)
+
+
+def require_alike(found: Tree, like: Tree, where: str) -> None:
+    """Refuse a tree unless it has the keys of another tree, and tensors of the same shapes and types."""
+    for key in {**like, **found}:
+        path = f"{where}/{path_name([key])[:50]}"
+        if key not in found or key not in like:
+            raise WireError(f"'{path}' is {'missing' if key in like else 'not part of it'}")
+        got, expected = _form(found[key]), _form(like[key])
+        if got != expected:
+            raise WireError(f"'{path}' is {got}, expected {expected}")
+        if isinstance(like[key], dict):
+            require_alike(found[key], like[key], path)
+
+
+def _form(leaf: Any) -> str:
+    """Return a leaf's kind, and for a tensor its shape and type."""
+    parts = tensors_of(leaf)
+    return f"{list(leaf.shape)} of {parts[0].dtype}".replace("torch.", "") if parts else f"a {type(leaf).__name__}"
 
 
 def each_tensor(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """A tree with every tensor, those of factors too, replaced by what a function makes of it."""
+    """Apply a function to every tensor of a tree, the factors too."""
 
     def made(leaf: Any) -> Any:
         if isinstance(leaf, LowRank):
@@ -92,36 +118,13 @@ def each_tensor(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 
 
 def to_device(tree: Tree, device: torch.device | str) -> Tree:
-    """Every tensor of a decoded tree on a device."""
+    """Return a tree with every tensor on a device."""
     return each_tensor(lambda x: x.to(device), tree)
 
 
-def compact(tree: Tree) -> Tree:
-    """Factors only where they are smaller than the matrix: how a tree comes back from the wire or the disk."""
-    return {k: compact(x) if isinstance(x, dict) else settle(x) for k, x in tree.items()}
-
-
 def to_host(tree: Tree) -> Tree:
-    """A tree in the host's memory, compact. Factors are multiplied where they were: another device rounds otherwise."""
-    return to_device(compact(tree), "cpu")
+    """Return a tree in the host's memory, in its smaller forms.
 
-
-def unfold(tree: Tree, check: bool = True) -> Tree:
-    """Every factorised matrix multiplied out: what a client works with. The product is checked to be finite.
-
-    Whoever looks at all of it at once does without the check, which waits for a GPU matrix by matrix.
+    Large factors are multiplied out on their own device, because another device rounds differently.
     """
-    out: Tree = {}
-    for key, leaf in tree.items():
-        if isinstance(leaf, LowRank):
-            out[key] = leaf.dense()
-            if check:
-                require_finite_tensor(out[key], (key,))
-        else:
-            out[key] = unfold(leaf, check) if isinstance(leaf, dict) else leaf
-    return out
-
-
-def settled(tree: Tree) -> Tree:
-    """A tree with factors only where they travel as such, so that who looks at it next need not multiply them again."""
-    return {key: settled(leaf) if isinstance(leaf, dict) else settle(leaf) for key, leaf in tree.items()}
+    return to_device(smaller_forms(tree), "cpu")

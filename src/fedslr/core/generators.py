@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Here PyTorch draws what the seed says, and elsewhere as if nothing had been drawn."""
+    """Seed PyTorch's generators within the block and restore their state afterwards."""
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         # torch.manual_seed would seed every device there is, and remember a stack trace where there is none.
@@ -21,9 +21,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def leave_capture(device: torch.device | str) -> None:
-    """Let random numbers be drawn on a GPU again after a capture of its launches has failed.
+    """Make the generator of a GPU usable again after the capture of a CUDA graph has failed.
 
-    PyTorch's generator is then still marked as captured, and refuses; a copy of its state is not.
+    PyTorch still marks the state of the generator as captured and refuses to draw. A copy of the state is not marked.
     """
     torch.cuda.synchronize(device)
     index = torch.device(device).index

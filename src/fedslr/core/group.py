@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Group:
-    """The processes of a run. This one is alone: all clients are its own, and it waits for nobody."""
+    """A single process, which has all clients and waits for no other."""
 
     rank = 0
     size = 1
@@ -23,43 +23,47 @@ class Group:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes what a run leaves once."""
+        """Whether this process writes the files that a run has only once."""
         return self.rank == 0
 
     def owner(self, client: int) -> int:
-        """The process a client lives in."""
+        """Return the process that trains a client."""
         return client % self.size
 
     def mine(self, clients: Iterable[int]) -> list[int]:
+        """Return the clients of this process, among some."""
         return [c for c in clients if self.owner(c) == self.rank]
 
-    def mean(
-        self, own: Tree | None, weight: float, counts: Sequence[int], device: torch.device
-    ) -> tuple[Tree, list[int]]:
-        """From the mean over this process's clients, and its weight, to that over all; counts are added up."""
-        if own is None:
-            raise ValueError("the mean of nothing is not defined")
-        return own, list(counts)
+    def sum(self, own: Tree | None, weight: float, device: torch.device) -> tuple[Tree | None, float]:
+        """Return the sums over all processes of a tree and of a weight; None stands for a tree of zeros."""
+        return own, weight
+
+    def add_counts(self, own: Sequence[int]) -> list[int]:
+        """Return the sums over all processes of some counts."""
+        return [sum(counts) for counts in zip(*self.gather(list(own)), strict=True)]
+
+    def require_same_run(self, description: Callable[[], Any], num_clients: int, server_sees: str) -> None:
+        """Refuse processes that were given different runs, and runs that several processes cannot share."""
 
     def stop(self) -> bool:
-        """Whether the run is to stop after this round; all processes say the same."""
+        """Return whether the run is to stop after this round; all processes return the same."""
         return self._should_stop()
 
     def gather(self, own: T) -> list[T]:
-        """What every process has."""
+        """Return the values of all processes."""
         return [own]
 
     def each(self, clients: Iterable[int], own: Sequence[T]) -> list[T]:
-        """From one value for each of this process's clients, among some, to one for each of those."""
+        """Return one value per client, from the values of the clients of this process."""
         parts = [iter(part) for part in self.gather(own)]
         return [next(parts[self.owner(c)]) for c in clients]
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What the first process makes, in all of them."""
+        """Return in all processes a value that the first one makes."""
         return self.gather(make() if self.first else None)[0]  # type: ignore[return-value]
 
     def after_first(self, work: Callable[[], T]) -> T:
-        """Work that the first process does alone, and then the others, who find what it left on the disk."""
+        """Let the first process work alone, then the others, which find its files on the disk."""
         if self.first:
             done = work()
             self.wait()
@@ -68,5 +72,5 @@ class Group:
         return work()
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait for all processes."""
         self.gather(None)

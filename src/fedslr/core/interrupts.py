@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import monotonic
 
-ASKS = (signal.SIGINT, signal.SIGTERM)
-"""The signals that ask."""
-ECHO = 0.1
-"""Seconds in which a signal that comes again is the same one."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""The signals that ask a run to stop."""
+ECHO_SECONDS = 0.1
+"""A signal that arrives again within this time is the same request.
+
+Launchers and `timeout` send a signal to a process and again to its group.
+"""
 
 
 class Stop:
-    """Whether somebody asked the run to stop, and when."""
+    """Whether and when somebody asked the run to stop."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -26,9 +29,9 @@ class Stop:
 
 
 def stop_on_ctrl_c(stop: Stop, warn: Callable[[str], None]) -> AbstractContextManager[object]:
-    """Ctrl-C ends a run after the round it is in, where Python itself would answer it."""
-    ours = threading.current_thread() is threading.main_thread()
-    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    """Let ctrl-C end a run after its current round, unless the caller has a handler of its own."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return stop_on_signal(warn, stop, [signal.SIGINT])
     return nullcontext()
 
@@ -37,13 +40,13 @@ def stop_on_ctrl_c(stop: Stop, warn: Callable[[str], None]) -> AbstractContextMa
 def stop_on_signal(
     warn: Callable[[str], None],
     stop: Stop | None = None,
-    asks: Sequence[signal.Signals] = ASKS,
+    signals: Sequence[signal.Signals] = STOP_SIGNALS,
     ignore_afterwards: bool = False,
 ) -> Iterator[Stop]:
-    """Ctrl-C or SIGTERM ends a run after the round it is in; a second time, at once.
+    """Let ctrl-C or SIGTERM end a run after its current round; a second signal ends it at once.
 
-    A process of several that is about to end ignores the signals afterwards: its launcher ends all processes when one
-    does. Launchers and `timeout` send a signal to a process and again to its group: what follows at once is an echo.
+    With `ignore_afterwards` the process ignores the signals once the run has ended. Several processes need this,
+    because their launcher ends all of them as soon as one ends.
     """
     stop = Stop() if stop is None else stop
 
@@ -51,10 +54,10 @@ def stop_on_signal(
         if not stop.asked:
             stop.asked, stop.at = True, monotonic()
             warn("stopping after this round; once more to stop at once")
-        elif monotonic() - stop.at > ECHO:
+        elif monotonic() - stop.at > ECHO_SECONDS:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, ask) for number in asks}
+    before = {number: signal.signal(number, ask) for number in signals}
     try:
         yield stop
     finally:

@@ -15,32 +15,32 @@ from torch import Tensor
 
 
 def is_matrix(tensor: Tensor) -> bool:
-    """Norm scales and biases are no matrices: they are never thresholded and travel dense."""
+    """Return whether a parameter is treated as a matrix; norm scales and biases are not, and are sent dense."""
     return tensor.ndim >= 2
 
 
 def _axes(ndim: int) -> tuple[list[int], int]:
-    """The axes that make the rows, then those that make the columns; and how many make the rows."""
+    """Return the axes of the rows followed by those of the columns, and the number of axes of the rows."""
     kernel = list(range(2, ndim))
     half = (len(kernel) + 1) // 2
     return [0, *kernel[:half], 1, *kernel[half:]], 1 + half
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The shape of π(x) for a tensor of this shape."""
+    """Return the shape of π(x) for a tensor of this shape."""
     axes, rows = _axes(len(shape))
     sizes = [shape[a] for a in axes]
     return prod(sizes[:rows]), prod(sizes[rows:])
 
 
 def to_matrix(tensor: Tensor) -> Tensor:
-    """π."""
+    """Return π(tensor)."""
     axes, _ = _axes(tensor.ndim)
     return tensor.permute(axes).reshape(matrix_shape(tuple(tensor.shape)))
 
 
 def from_matrix(matrix: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """π⁻¹."""
+    """Return π⁻¹(matrix)."""
     axes, _ = _axes(len(shape))
     inverse = [axes.index(a) for a in range(len(shape))]
     return matrix.reshape([shape[a] for a in axes]).permute(inverse).contiguous()
@@ -59,7 +59,7 @@ class LowRank(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """How many numbers the factors hold."""
+        """The number of entries of both factors."""
         return self.u.numel() + self.v.numel()
 
     def dense(self) -> Tensor:
@@ -67,5 +67,5 @@ class LowRank(NamedTuple):
 
 
 def dense(tree: Mapping[str, Tensor | LowRank]) -> dict[str, Tensor]:
-    """Every tensor in full."""
+    """Return a model with every tensor dense."""
     return {k: x.dense() if isinstance(x, LowRank) else x for k, x in tree.items()}

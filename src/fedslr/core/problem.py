@@ -33,7 +33,7 @@ def gradients(loss: Tensor, wanted: Sequence[Tensor]) -> Sequence[Tensor]:
     return torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
 
 
-class Task:
+class Problem:
     """The learning problem: a model, a loss, a weight decay. Methods ask it for gradients."""
 
     tf32 = False
@@ -45,9 +45,6 @@ class Task:
         self.loss_function = loss
         self.weight_decay = weight_decay
         self._slots = self._find_slots()
-
-    copies = False
-    """Whether a model is shown copies, since it works in place on what it is shown."""
 
     def _find_slots(self) -> list[tuple[dict[str, Any], str, str]]:
         """Where the model looks up each trainable parameter; a shared one is looked up in several places."""
@@ -71,7 +68,7 @@ class Task:
         try:
             for table, key, name in self._slots:
                 table[key] = params[name]
-            out: Tensor = self.model(x.clone() if self.copies else x)
+            out: Tensor = self.model(x)
             return out
         finally:
             for (table, key, _), p in zip(self._slots, own, strict=True):
@@ -80,6 +77,10 @@ class Task:
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """f(params; batch), without weight decay."""
         return self.loss_function(self.outputs(params, batch.x, train=True), batch.y)
+
+    def loss_sum(self, params: Params, batch: Batch) -> Tensor:
+        """Return the sum of the losses of a batch's samples, without weight decay."""
+        return self.loss(params, batch) * len(batch.y)
 
     def loss_grad(self, params: Params, batch: Batch, frozen: Params | None = None) -> Params:
         """∇f(params; batch), without weight decay. Where `params` are part of the model, `frozen` is the rest."""

@@ -16,7 +16,7 @@ from fedslr.core.matrix import LowRank, is_matrix, to_matrix
 
 
 def soft_threshold(x: Tensor, threshold: Any) -> Tensor:
-    """prox of τ‖·‖₁: sign(x)·max(|x| − τ, 0), τ a number or a tensor. What is zeroed is exactly zero."""
+    """prox of τ‖·‖₁: sign(x)·max(|x| − τ, 0), τ a number or a tensor. Zeros are exact."""
     return x - x.clamp(-threshold, threshold)
 
 
@@ -44,9 +44,9 @@ def nuclear_norm(x: Tensor) -> Tensor:
 def low_rank(
     params: dict[str, Tensor], threshold: float, last: Mapping[str, Tensor | LowRank] | None = None
 ) -> dict[str, Tensor | LowRank]:
-    """Singular value thresholding of every layer; one-dimensional parameters are left alone.
+    """Apply singular value thresholding to every layer; return one-dimensional parameters unchanged.
 
-    `last` is the result for parameters near these, if there is one: a GPU is faster from there.
+    `last` is the result for similar parameters, if there is one. On a GPU it makes the computation faster.
     """
     layers = {k: x for k, x in params.items() if is_matrix(x)}
     if layers and all(x.is_cuda and x.dtype == torch.float32 for x in layers.values()):

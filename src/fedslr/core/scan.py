@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 @runtime_checkable
 class Walk(Protocol):
-    """Batches that are walked through in their own way."""
+    """Batches of an engine that runs the loop in its own way."""
 
     def scan(self, step: Callable[[Any, Any], Any], carry: Any) -> Any: ...
 
@@ -19,7 +19,7 @@ class Walk(Protocol):
 def scan(step: Callable[[Carry, Item], Carry], carry: Carry, batches: Iterable[Item]) -> Carry:
     """Carry a state through the batches: carry ← step(carry, batch).
 
-    An engine's own batches may know a better way to walk through themselves.
+    An engine's batches may run the loop themselves.
     """
     if isinstance(batches, Walk):
         carried: Carry = batches.scan(step, carry)

@@ -1,4 +1,4 @@
-"""One way to say what a value may be, and the one sentence said when it is not.
+"""Declared options: their types, rules and help, and one error message for a wrong value.
 
 A field is declared once, with its type, its rule and its help:
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Rule(NamedTuple):
-    """A condition on a value and the words for it."""
+    """A condition on a value and its description."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -44,7 +44,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def in_bytes(value: int | str) -> int | None:
-    """A size such as 8GB or 500 MB, or a plain number of bytes; None if it is none."""
+    """Return the bytes of a size such as 8GB, 500 MB or 1000; None for any other text."""
     found = re.fullmatch(r"(\d{1,20}(?:\.\d+)?)\s*([KMGT]?B)?", str(value).strip().upper())
     return None if found is None else int(float(found[1]) * UNITS[found[2] or ""])
 
@@ -57,7 +57,7 @@ def one_of(*names: str) -> Rule:
 
 
 class Option(NamedTuple):
-    """What a person may want to know of one field."""
+    """The description of one option for the command line's help."""
 
     name: str
     kind: str
@@ -75,7 +75,7 @@ KINDS: dict[Any, str] = {
 
 
 def _parts(annotation: Any) -> tuple[tuple[Any, ...], list[Rule], str]:
-    """The plain types, the rules and the help of an annotation."""
+    """Return the plain types, the rules and the help of an annotation."""
     rules: list[Rule] = []
     text = ""
     if typing.get_origin(annotation) is typing.Annotated:
@@ -97,39 +97,25 @@ def _words(kinds: tuple[Any, ...], rules: list[Rule]) -> str:
 
 
 def _is_kind(value: Any, kind: Any) -> bool:
-    """Whole numbers are numbers, numpy's too; booleans are none."""
+    """Return whether a value is of a kind. Integers (also numpy's) are numbers; booleans are not."""
     if kind is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     return isinstance(value, kind)
 
 
-def _is_finite(value: numbers.Real) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:
-        return False
-
-
 def show(value: Any) -> str:
-    """A value as the person wrote it, short."""
+    """Return a value as the person wrote it, cut to 60 characters."""
     try:
         text = json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        text = _repr(value)
+    except (TypeError, ValueError):
+        text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _repr(value: Any) -> str:
-    try:
-        return " ".join(repr(value).split())
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__} too large to show"
-
-
 def check_value(name: str, value: Any, annotation: Any) -> Any:
-    """The value, of its declared type, or an error that names it."""
+    """Return a value as its declared type; refuse a value of another type or outside the rules."""
     kinds, rules, _ = _parts(annotation)
     if value is None and type(None) in kinds:
         return None
@@ -148,7 +134,7 @@ def fields(cls: type) -> list[str]:
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
-    """An instance of a dataclass from a table, every key and value checked."""
+    """Return a dataclass made from a table; refuse unknown keys and wrong values."""
     known = fields(cls)
     for key in table:
         if key not in known:
@@ -160,25 +146,8 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     return cls(**{k: check_value(prefix + k, v, annotations[k]) for k, v in table.items()})
 
 
-def unsettable(cls: type) -> str | None:
-    """Why a dataclass could not be made from a table of settings; None if it can."""
-    try:
-        annotations = hints(cls)
-    except Exception as error:
-        return f"but an annotation of it cannot be read: {error}"
-    for f in dataclasses.fields(cls):
-        kinds = _parts(annotations[f.name])[0]
-        if any(not isinstance(kind, type) or kind not in KINDS for kind in kinds):
-            return f"but '{f.name}' is of another type than settings have: int, float, bool, str"
-        if not f.init:
-            return f"but '{f.name}' cannot be set; leave out init=False, or make it a ClassVar"
-        if f.default is dataclasses.MISSING:
-            return f"but '{f.name}' has no plain default"
-    return None
-
-
 def check(instance: Any) -> None:
-    """Verify every field of a (frozen) dataclass instance; whole numbers given for numbers become numbers."""
+    """Verify every field of a dataclass instance; integers in fields of type float become floats."""
     annotations = hints(type(instance))
     for name in fields(type(instance)):
         value = check_value(name, getattr(instance, name), annotations[name])
@@ -186,7 +155,7 @@ def check(instance: Any) -> None:
 
 
 def describe(cls: type) -> list[Option]:
-    """Every option of a dataclass: name, what it may be, default, help."""
+    """Return every option of a dataclass: its name, kind, default and help."""
     annotations = hints(cls)
     options = []
     for f in dataclasses.fields(cls):

@@ -28,9 +28,9 @@ from fedslr.core.matrix import LowRank, to_matrix
 def threshold_all(
     layers: Mapping[str, Tensor], threshold: float, last: Mapping[str, Tensor | LowRank] | None = None
 ) -> dict[str, LowRank]:
-    """prox of τ‖π(·)‖_* of every layer, as `prox.singular_value_threshold` has it.
+    """Apply `prox.singular_value_threshold` to every layer.
 
-    `last` is what came of layers not far from these: where to look first.
+    `last` is the result of the previous round, near which the iteration starts.
     """
     before = last or {}
     matrices = {name: to_matrix(x) for name, x in layers.items()}
@@ -39,15 +39,15 @@ def threshold_all(
     here = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     def decompose(name: str) -> tuple[Tensor, Tensor, Tensor]:
-        with _beside(here):
-            tall, start = _tall(matrices[name]).double(), _start(matrices[name], before.get(name))
-            found = None if start is None else _follow(tall, start.double(), threshold)
-            return _shrink(tall, threshold) if found is None else found
+        with _on_own_stream(here):
+            tall, start = _tall(matrices[name]).double(), _previous_directions(matrices[name], before.get(name))
+            found = None if start is None else _iterate(tall, start.double(), threshold)
+            return _threshold_by_gram(tall, threshold) if found is None else found
 
     # The library behind it must be loaded by one thread, before others use it.
-    _load(device)
+    _load_library(device)
     # A decomposition waits for the GPU again and again; several at a time keep it busy.
-    found = dict(zip(by_size, _pool().map(decompose, by_size), strict=True))
+    found = dict(zip(by_size, _thread_pool().map(decompose, by_size), strict=True))
     ranks = torch.stack([found[name][2] for name in layers]).tolist()
     if min(ranks) < 0:
         raise LinAlgError("a layer has numbers that are not finite")
@@ -58,34 +58,34 @@ def threshold_all(
 
 
 @functools.cache
-def _load(device: torch.device) -> None:
+def _load_library(device: torch.device) -> None:
     torch.linalg.eigh(torch.eye(2, device=device, dtype=torch.float64))
 
 
 @functools.cache
-def _pool() -> ThreadPoolExecutor:
+def _thread_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(4, "singular-values")
 
 
 @contextmanager
-def _beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """On a stream of this thread's own, after what the given stream has done so far and before what it will do."""
+def _on_own_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Run on a stream of this thread, after the work queued on the given stream and before its later work."""
     if stream is None:
         yield
         return
-    if not hasattr(_own, "stream"):
-        _own.stream = torch.cuda.Stream(stream.device, priority=-1)
-    _own.stream.wait_stream(stream)
-    with torch.cuda.stream(_own.stream):
+    if not hasattr(_thread_streams, "stream"):
+        _thread_streams.stream = torch.cuda.Stream(stream.device, priority=-1)
+    _thread_streams.stream.wait_stream(stream)
+    with torch.cuda.stream(_thread_streams.stream):
         yield
-    stream.wait_stream(_own.stream)
+    stream.wait_stream(_thread_streams.stream)
 
 
-_own = threading.local()
+_thread_streams = threading.local()
 
 
-def _shrink(tall: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-    """U·max(σ − τ, 0), V and the number of singular values above τ, those first; −1 if they are not numbers."""
+def _threshold_by_gram(tall: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U·max(σ − τ, 0), V and the number of singular values above τ, largest first; −1 if one is NaN."""
     values, vectors = torch.linalg.eigh(tall.mT @ tall)
     values, vectors = values.flip(-1).clamp_min(0).sqrt(), vectors.flip(-1)
     shrunk = torch.where(values > threshold, 1 - threshold / values, 0.0)
@@ -93,37 +93,37 @@ def _shrink(tall: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
     return tall @ vectors * shrunk, vectors, rank
 
 
-LARGE = 512
-"""The smaller side of a matrix from which on it pays to look for its few large singular values alone."""
-FEW = 8
-"""So many times smaller than that side their number must be."""
-SPARE = 24
-"""Directions beside those of the round before."""
-STEPS = 12
-CLOSE = 1e-7
-"""How far G·v may be from λ·v, in units of the threshold's square."""
-SPREAD = 1e7
-"""How much more one direction may grow in a step than another."""
+MIN_ITERATED_SIDE = 512
+"""The smaller side from which on subspace iteration is faster than a decomposition."""
+MIN_SIDE_PER_RANK = 8
+"""Iteration is used only if the smaller side is at least so many times the previous rank."""
+EXTRA_DIRECTIONS = 24
+"""Random directions that are iterated beside those of the previous round."""
+MAX_ITERATIONS = 12
+RESIDUAL_TOLERANCE = 1e-7
+"""The largest ‖G·v − λ·v‖ of an accepted eigenvector, in units of the threshold's square."""
+MAX_GROWTH_RATIO = 1e7
+"""How much more one direction may grow in an iteration than another."""
 
 
-def _start(matrix: Tensor, last: Tensor | LowRank | None) -> Tensor | None:
-    """The right singular vectors that a tall matrix had a round before, if it is large and they were few."""
+def _previous_directions(matrix: Tensor, last: Tensor | LowRank | None) -> Tensor | None:
+    """Return the right singular vectors of the previous round, if the matrix is large and they were few."""
     small = min(matrix.shape)
-    if not isinstance(last, LowRank) or small < LARGE or FEW * last.rank > small:
+    if not isinstance(last, LowRank) or small < MIN_ITERATED_SIDE or MIN_SIDE_PER_RANK * last.rank > small:
         return None
     return last.v if matrix.shape[0] >= matrix.shape[1] else last.u
 
 
-def _follow(tall: Tensor, start: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor] | None:
-    """What `_shrink` gives, if all that is above the threshold is found near `start`; None if that cannot be proved.
+def _iterate(tall: Tensor, start: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return what `_threshold_by_gram` returns, found near `start`; None if it cannot be proved to be complete.
 
     Subspace iteration on the Gram matrix G, accelerated by Chebyshev polynomials. Eigenvectors are set aside as they
     are found, the largest first, and taken out of the matrix.
     """
     gram, square = tall.mT @ tall, threshold * threshold
     left, found, squares = gram, start[:, :0], start.new_zeros(0)
-    basis = _orthonormal(torch.cat([start, _spare(tall.shape[1], tall.device)], 1), found)
-    for _ in range(STEPS):
+    basis = _orthonormal(torch.cat([start, _extra_directions(tall.shape[1], tall.device)], 1), found)
+    for _ in range(MAX_ITERATIONS):
         if basis is None:
             return None
         image = left @ basis
@@ -132,24 +132,24 @@ def _follow(tall: Tensor, start: Tensor, threshold: float) -> tuple[Tensor, Tens
         away = (image - basis * values).norm(dim=0)
         sizes, aways = torch.stack([values, away]).tolist()
         wanted = sum(size > square for size in sizes)
-        if wanted + SPARE // 4 > len(sizes) or not sizes[-1] > 0:
+        if wanted + EXTRA_DIRECTIONS // 4 > len(sizes) or not sizes[-1] > 0:
             return None
-        near = CLOSE * square + 1e-14 * sizes[0]
+        near = RESIDUAL_TOLERANCE * square + 1e-14 * sizes[0]
         done = next((i for i in range(wanted) if not aways[i] <= near), wanted)
         found, squares = torch.cat([found, basis[:, :done]], 1), torch.cat([squares, values[:done]])
         if done == wanted:
             return _proved(tall, gram, found, squares, threshold)
         left = left - (basis[:, :done] * values[:done]) @ basis[:, :done].mT
-        basis = _orthonormal(_grown(left, basis[:, done:], sizes[done], sizes[-1]), found)
+        basis = _orthonormal(_chebyshev(left, basis[:, done:], sizes[done], sizes[-1]), found)
     return None
 
 
-def _grown(matrix: Tensor, basis: Tensor, top: float, edge: float) -> Tensor:
+def _chebyshev(matrix: Tensor, basis: Tensor, top: float, edge: float) -> Tensor:
     """A Chebyshev polynomial of a matrix times a basis: directions with eigenvalues above `edge` grow.
 
     The degree is such that the one of the largest eigenvalue does not outgrow the others by too much.
     """
-    degree = max(1, min(12, int(acosh(SPREAD) / acosh(max(2 * top / edge - 1, 1.01)))))
+    degree = max(1, min(12, int(acosh(MAX_GROWTH_RATIO) / acosh(max(2 * top / edge - 1, 1.01)))))
     last, this = basis, matrix @ basis * (2 / edge) - basis
     for _ in range(degree - 1):
         last, this = this, matrix @ this * (4 / edge) - 2 * this - last
@@ -160,7 +160,7 @@ def _grown(matrix: Tensor, basis: Tensor, top: float, edge: float) -> Tensor:
 def _proved(
     tall: Tensor, gram: Tensor, found: Tensor, squares: Tensor, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The result, if nothing beside the vectors that were found is above the threshold.
+    """Return the result, if no other singular value is above the threshold; None if this cannot be proved.
 
     Then τ²I − (I − VVᵀ)G(I − VVᵀ) is positive definite, and has a Cholesky decomposition.
     """
@@ -187,10 +187,10 @@ def _orthonormal(columns: Tensor, to: Tensor) -> Tensor | None:
 
 
 @functools.cache
-def _spare(size: int, device: torch.device) -> Tensor:
+def _extra_directions(size: int, device: torch.device) -> Tensor:
     """Some directions, always the same."""
     generator = torch.Generator().manual_seed(size)
-    drawn: Tensor = torch.randn(size, SPARE, generator=generator, dtype=torch.float64) / size**0.5
+    drawn: Tensor = torch.randn(size, EXTRA_DIRECTIONS, generator=generator, dtype=torch.float64) / size**0.5
     return drawn.to(device)
 
 

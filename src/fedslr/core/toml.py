@@ -7,6 +7,7 @@ from typing import Any
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one table with dotted keys."""
     out: dict[str, Any] = {}
     for key, value in table.items():
         out |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}

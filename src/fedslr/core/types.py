@@ -12,7 +12,7 @@ Params = dict[str, Tensor]
 
 
 Payload = dict[str, Any]
-"""What travels: names to tensors, low-rank factors or again such a dictionary."""
+"""The content of a message: names to tensors, low-rank factors or nested dictionaries."""
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a client has to know of the round it trains in."""
+    """The number and the step sizes of a round, for a client that trains in it."""
 
     number: int
     """Counted from 0."""
@@ -33,7 +33,7 @@ class Round(NamedTuple):
     lr: float
     """The local step size η of this round."""
     decay: float
-    """What is left of every decaying step size: η over its first value."""
+    """The factor on every decaying step size: η over its first value."""
     epochs: int
     """Passes over the data for the global part."""
     personal_epochs: int
@@ -44,6 +44,8 @@ class LocalData(Protocol):
     """One client's training data, as an engine hands it to `local_update`."""
 
     num_examples: int
+    client: Any
+    """The client's number."""
 
     def epochs(self, count: int, phase: int = 0) -> Iterable[Batch]:
         """The batches of `count` freshly shuffled passes; each phase of a method has shuffles of its own."""
@@ -58,5 +60,5 @@ class LocalData(Protocol):
         ...
 
     def steps(self, count: int) -> int:
-        """How many batches `count` passes have."""
+        """Return the number of batches in `count` passes."""
         ...

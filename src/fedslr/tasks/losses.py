@@ -1,4 +1,4 @@
-"""Losses by name: the one everybody has, and people's own."""
+"""Losses by name: built-in ones and users' own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,5 @@ LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy}
 
 
 def find(name: str) -> Loss:
-    """The loss of a name: one of the table, or `module:function` of a person's own."""
-    # Not guarded: engines trace a loss and compile it, and what goes wrong in it is told where a model is checked.
+    """Return the loss of a name: one of the table, or a user's own `module:function`."""
     return LOSSES.get(name) or plugins.function("loss", name)
