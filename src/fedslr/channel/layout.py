@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from fedslr.core.factored import Path
-from fedslr.core.matrix import LowRank
+from fedslr.core.matrix import LowRank, matrix_shape
 
-FRAME = struct.Struct("<4sHQI")
+FRAME_HEADER = struct.Struct("<4sHQI")
+"""Magic, version, length and CRC-32 of the body."""
 
+MAX_INDEX_ENTRY = 96
+"""The most bytes that one more array costs in the body's index: an encoding must save more than that."""
 
-ENTRY = 96
-"""An upper bound on what one more entry costs in the body's index: an encoding must win by more than that."""
-
-
-DTYPES = {
+ELEMENT_TYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
     "float16": torch.float16,
@@ -32,12 +31,11 @@ DTYPES = {
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
+"""The types of tensors that can be sent, by their names in a header."""
 
+ELEMENT_NAMES = {element: name for name, element in ELEMENT_TYPES.items()}
 
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-STORED = {
+SAFETENSORS_NAMES = {
     torch.int64: "I64",
     torch.float64: "F64",
     torch.float32: "F32",
@@ -47,28 +45,31 @@ STORED = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors calls an element as we store it (numpy has no bfloat16), in the order in which it lays them out."""
+"""The names of types in a safetensors file, in the order of its arrays. bfloat16 is stored as int16 (as in numpy)."""
 
-
-ENDINGS = ("", ".u", ".v", ".values", ".bitmap", ".indices")
-"""How the names of a leaf's arrays may end."""
-
+ARRAY_SUFFIXES = {
+    "dense": ("",),
+    "factors": (".u", ".v"),
+    "bitmap": (".values", ".bitmap"),
+    "indices": (".values", ".indices"),
+}
+"""The endings of the names of a tensor's arrays, by its encoding."""
 
 Array = np.ndarray[Any, Any]
 
-
-Line = tuple[Path, str, str, Any]
+HeaderLine = tuple[Path, str, str, Any]
+"""A leaf in the header: its path, encoding, element type and shape; a plain value stands in place of the shape."""
 
 
 class Size(NamedTuple):
-    """What a message costs: its bytes, and its numbers, which the paper's tables count."""
+    """The cost of a message: its bytes, and its numbers, which the paper's tables count."""
 
     bytes: int
     numbers: int
 
 
-class Part(NamedTuple):
-    """One array of a body, without its contents."""
+class ArraySpec(NamedTuple):
+    """The type and shape of an array of a body."""
 
     element: torch.dtype
     shape: tuple[int, ...]
@@ -77,71 +78,93 @@ class Part(NamedTuple):
     def bytes(self) -> int:
         return prod(self.shape) * self.element.itemsize
 
+    def __str__(self) -> str:
+        return f"{ELEMENT_NAMES.get(self.element, self.element)} {list(self.shape)}"
 
-class Plan(NamedTuple):
-    """How a leaf travels: its line of the header, its arrays by the ending of their names, the numbers they carry."""
 
-    line: Line
-    parts: dict[str, Part]
+class LeafPlan(NamedTuple):
+    """The encoding of a leaf: its header line, its arrays by the ending of their names, the numbers they hold."""
+
+    line: HeaderLine
+    arrays: dict[str, ArraySpec]
     numbers: int
 
 
-def index_bytes(size: int) -> int:
-    return 4 if size < 2**31 else 8
+def index_type(size: int) -> torch.dtype:
+    """Return the type of the positions in a tensor of so many elements."""
+    return torch.int32 if size < 2**31 else torch.int64
 
 
 def choose_encoding(size: int, width: int, count: int) -> str:
-    """The smallest encoding of so many elements of so many bytes, `count` of them not zero."""
-    if size * width <= ENTRY:
+    """Return the smallest encoding of a tensor.
+
+    Args:
+        size: The number of its elements.
+        width: The bytes of one element.
+        count: The number of elements that are not zero.
+    """
+    if size * width <= MAX_INDEX_ENTRY:
         return "dense"
     costs = {
         "dense": size * width,
-        "bitmap": (size + 7) // 8 + count * width + ENTRY,
-        "indices": count * (width + index_bytes(size)) + ENTRY,
+        "bitmap": (size + 7) // 8 + count * width + MAX_INDEX_ENTRY,
+        "indices": count * (width + index_type(size).itemsize) + MAX_INDEX_ENTRY,
     }
     return min(costs, key=lambda kind: costs[kind])
 
 
-def plan_leaf(path: Path, leaf: Any, count: int = 0) -> Plan:
-    """How a settled leaf travels; of a tensor, it matters how many of its elements are not zero."""
-    if isinstance(leaf, LowRank):
-        parts = {".u": Part(leaf.u.dtype, tuple(leaf.u.shape)), ".v": Part(leaf.v.dtype, tuple(leaf.v.shape))}
-        return Plan((path, "factors", NAMES[leaf.u.dtype], leaf.shape), parts, leaf.numbers)
-    if isinstance(leaf, Tensor):
-        shape, size = tuple(leaf.shape), leaf.numel()
-        kind = choose_encoding(size, leaf.element_size(), count)
-        line = (path, kind, NAMES[leaf.dtype], shape)
-        if kind == "dense":
-            return Plan(line, {"": Part(leaf.dtype, shape)}, size)
-        if kind == "bitmap":
-            positions = Part(torch.uint8, ((size + 7) // 8,))
-        else:
-            positions = Part(torch.int32 if index_bytes(size) == 4 else torch.int64, (count,))
-        return Plan(line, {".values": Part(leaf.dtype, (count,)), f".{kind}": positions}, count)
+def array_specs(kind: str, element: torch.dtype, shape: tuple[int, ...], count: int) -> dict[str, ArraySpec]:
+    """Return the arrays of an encoded tensor by the ending of their names.
+
+    `count` is the rank of factors, and the number of non-zero elements in a sparse encoding.
+    """
+    size = prod(shape)
+    if kind == "dense":
+        specs = [ArraySpec(element, shape)]
+    elif kind == "factors":
+        specs = [ArraySpec(element, (side, count)) for side in matrix_shape(shape)]
+    elif kind == "bitmap":
+        specs = [ArraySpec(element, (count,)), ArraySpec(torch.uint8, ((size + 7) // 8,))]
+    else:
+        specs = [ArraySpec(element, (count,)), ArraySpec(index_type(size), (count,))]
+    return dict(zip(ARRAY_SUFFIXES[kind], specs, strict=True))
+
+
+def plan_leaf(path: Path, leaf: Any, nonzeros: int = 0) -> LeafPlan:
+    """Return the encoding of a leaf in its smaller form, given the number of non-zero elements of a tensor."""
     if isinstance(leaf, dict):
-        return Plan((path, "empty", "", ()), {}, 0)
-    return Plan((path, "plain", "", leaf), {}, 0)
+        return LeafPlan((path, "empty", "", ()), {}, 0)
+    if not isinstance(leaf, Tensor | LowRank):
+        return LeafPlan((path, "plain", "", leaf), {}, 0)
+    shape = tuple(leaf.shape)
+    if isinstance(leaf, LowRank):
+        kind, element, count, numbers = "factors", leaf.u.dtype, leaf.rank, leaf.numbers
+    else:
+        kind, element, count = choose_encoding(leaf.numel(), leaf.element_size(), nonzeros), leaf.dtype, nonzeros
+        numbers = leaf.numel() if kind == "dense" else nonzeros
+    line = (path, kind, ELEMENT_NAMES[element], shape)
+    return LeafPlan(line, array_specs(kind, element, shape, count), numbers)
 
 
-def describe(plans: Sequence[Plan]) -> tuple[bytes, dict[str, Part]]:
-    """The header of leaves that travel as planned, and all arrays of their body, the header among them."""
+def describe_body(plans: Sequence[LeafPlan]) -> tuple[bytes, dict[str, ArraySpec]]:
+    """Return the header of planned leaves, and all arrays of their body, the header among them."""
     header = json.dumps([plan.line for plan in plans], separators=(",", ":"), allow_nan=False).encode()
-    parts = {f"{i}{ending}": part for i, plan in enumerate(plans) for ending, part in plan.parts.items()}
-    return header, {**parts, "header": Part(torch.uint8, (len(header),))}
+    arrays = {f"{i}{ending}": spec for i, plan in enumerate(plans) for ending, spec in plan.arrays.items()}
+    return header, {**arrays, "header": ArraySpec(torch.uint8, (len(header),))}
 
 
-def safetensors_layout(parts: Mapping[str, Part]) -> tuple[bytes, list[str]]:
-    """What safetensors writes before such arrays, and the order in which they follow.
+def safetensors_layout(arrays: Mapping[str, ArraySpec]) -> tuple[bytes, list[str]]:
+    """Return the bytes that safetensors writes before some arrays, and the order of the arrays.
 
     Eight bytes of length, the index as JSON padded to a multiple of eight, then the arrays, ordered by element type and
     name. The index says where each array lies, so that the order decides how many digits it has.
     """
-    rank = {element: place for place, element in enumerate(STORED)}
+    rank = {element: place for place, element in enumerate(SAFETENSORS_NAMES)}
     index: dict[str, Any] = {}
     at = 0
-    for name, part in sorted(parts.items(), key=lambda item: (rank[item[1].element], item[0])):
-        end = at + part.bytes
-        index[name] = {"dtype": STORED[part.element], "shape": part.shape, "data_offsets": (at, end)}
+    for name, spec in sorted(arrays.items(), key=lambda item: (rank[item[1].element], item[0])):
+        end = at + spec.bytes
+        index[name] = {"dtype": SAFETENSORS_NAMES[spec.element], "shape": spec.shape, "data_offsets": (at, end)}
         at = end
     text = json.dumps(index, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

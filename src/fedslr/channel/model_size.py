@@ -15,7 +15,7 @@ from fedslr.core.tree import Tree, leaves
 
 
 def gigabytes(numbers: float) -> float:
-    """The paper's unit of communication: four bytes for every number sent, up or down, in 10⁹ bytes."""
+    """Return the paper's unit of communication: four bytes for every number sent, up or down, in 10⁹ bytes."""
     return numbers * 4 / 1e9
 
 
@@ -24,17 +24,17 @@ PAPER_MODEL = 11_173_952
 
 
 def paper_gigabytes(numbers: float, dense: int) -> float:
-    """What the paper's Table 2 prints: the share of a dense model that was sent, times `PAPER_MODEL`."""
+    """Return the figure of the paper's Table 2: the share of a dense model that was sent, times `PAPER_MODEL`."""
     return gigabytes(numbers / dense * PAPER_MODEL)
 
 
 def parameters(tree: Tree) -> int:
-    """Numbers a model given by its parts needs: factors where they are smaller, non-zeros elsewhere."""
+    """Return the parameters that a model must store: factors where they are smaller, non-zeros elsewhere."""
     return parameters_of([tree])[0]
 
 
 def parameters_of(trees: Sequence[Tree]) -> list[int]:
-    """`parameters` of several models of one kind, whose non-zeros are read back once, for a GPU is waited for."""
+    """Return `parameters` of several models of one kind; a GPU is waited for only once."""
     totals = [0] * len(trees)
     counts: dict[torch.device, list[Tensor]] = {}
     for of_all in zip(*(leaves(tree) for tree in trees), strict=True):
@@ -53,7 +53,7 @@ def parameters_of(trees: Sequence[Tree]) -> list[int]:
 
 
 def _nonzeros(tensors: Sequence[Tensor]) -> Tensor:
-    """How many of its numbers are not zero, for each of some tensors of one shape."""
+    """Count the non-zeros of each of several tensors of one shape."""
     first = tensors[0]
     if all(x is first for x in tensors):
         return torch.count_nonzero(first).expand(len(tensors))
@@ -64,7 +64,7 @@ def _nonzeros(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class Sizes(NamedTuple):
-    """Numbers a deployed model needs."""
+    """The parameters that a deployed model stores."""
 
     dense: int
     global_: int

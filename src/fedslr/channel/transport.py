@@ -1,4 +1,4 @@
-"""How messages travel inside a simulation: their sizes are those of real messages, to the byte."""
+"""Messages inside a simulation; their sizes are those of real messages, to the byte."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedslr.channel import encoding, layout, measuring
+from fedslr.channel import encoding, layout, measuring, packing
 from fedslr.core import factored
 from fedslr.core.tree import Tree, leaves
-from fedslr.core.types import Params, Payload
+from fedslr.core.types import Payload
 
 
 class Measured:
-    """Messages stay where they are; what is read back is how many of their numbers are zero."""
+    """Messages are not encoded; their sizes follow from how many of their numbers are zero."""
 
     def send(self, payload: Payload) -> tuple[layout.Size, Payload]:
-        """A message's size, and what the other side makes of it."""
+        """Return the size of a message, and the tree that the receiver decodes."""
         if not payload:
             return encoding.NOTHING.size, {}
-        travels = factored.settled(payload)
-        received = factored.unfold(travels, check=False)
+        sent = factored.smaller_forms(payload)
+        received = factored.multiply_out(sent, check=False)
         # A sum meets every NaN and infinity; one that overflows costs a second look.
         sums = [x.sum() for x in leaves(received) if _is_real(x)]
         if sums and not bool(torch.isfinite(torch.stack(sums)).all()):
             factored.require_finite(payload)
             factored.require_finite(received)
-        return measuring.measure(travels), received
+        return measuring.measure(sent), received
 
     def survey(
         self, uploads: Payload, states: Tree, clients: int
     ) -> Callable[[], tuple[list[layout.Size], Collection[int]]]:
-        """The size of every client's upload, and the clients whose numbers have to be looked at; to be read later."""
+        """Return a function that reads the size of every upload, and the clients that may have NaN or infinity."""
         # Few launches: those beyond a thousand wait until the GPU has worked off what was launched before them.
         sums = [_sum_by_client(x) for tree in (uploads, states) for x in leaves(tree) if _is_real(x)]
         whole = torch.isfinite(torch.stack(sums)).all(0) if sums else torch.ones(clients).bool()
@@ -60,22 +60,18 @@ def _is_real(x: Any) -> bool:
 
 
 def _missing(flags: Tensor) -> list[int]:
-    """Where a flag is not set."""
+    """Return the places of the flags that are not set."""
     return [i for i, there in enumerate(flags.tolist()) if not there]
 
 
 class Encoded(Measured):
-    """Broadcasts, and uploads of clients that train alone, are really encoded and decoded again.
+    """Broadcasts, and uploads of clients that train alone, are encoded and decoded.
 
-    Uploads of a cohort that trains together are measured: encoding them loses nothing.
+    Uploads of a cohort that trains together are only measured, because the encoding is lossless.
     """
-
-    def __init__(self, model: Params) -> None:
-        # The model's size limits what a message may unfold to.
-        self.limit = 4 * sum(max(x.numel(), 1) for x in model.values())
 
     def send(self, payload: Payload) -> tuple[layout.Size, Payload]:
         if not payload:
             return encoding.NOTHING.size, {}
         message = encoding.encode(payload)
-        return message.size, factored.unfold(encoding.decode(message.data, max_numbers=self.limit))
+        return message.size, factored.multiply_out(encoding.decode(message.data, max_numbers=packing.NO_LIMIT))
