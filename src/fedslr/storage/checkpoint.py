@@ -1,4 +1,4 @@
-"""Checkpoints: atomic, verified, resumable. A finished round is never lost.
+"""Checkpoints: atomic, verified, resumable. A saved round is never lost.
 
     checkpoint/
       manifest-000012.json        names every file of the generation with its SHA-256, and its own digest
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedslr.core.durable import sync_folder, write_durably
+from fedslr.core.durable import disk_errors, sync_folder, write_durably
 from fedslr.core.errors import CheckpointError
 from fedslr.core.group import Group
 from fedslr.core.tree import Tree
@@ -34,14 +34,14 @@ from fedslr.storage.run_folder import LEDGER
 from fedslr.storage.tree_files import Entry, read_tree, read_verified, verify, write_tree
 
 FORMAT = 1
-KEPT = 2
-"""Generations on disk."""
-LISTED = 1000
-"""Clients that a manifest names itself; of more than that, the files are put into an index."""
-OURS = re.compile(
+KEPT_GENERATIONS = 2
+"""The checkpoints that are kept on the disk."""
+MAX_CLIENTS_IN_MANIFEST = 1000
+"""The most clients in a manifest; the files of more clients are put into an index."""
+CHECKPOINT_FILE = re.compile(
     r"server-\d+\.safetensors|index-\d+\.json|\.(server|manifest|index)-\d+\.(safetensors|json)\.\d+\.tmp"
 )
-"""Names that may be left over from a save that was cut off."""
+"""The names of files that an interrupted save may leave behind."""
 
 
 @dataclass
@@ -66,17 +66,14 @@ def _digest(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-NO_MODELS = "{}: no checkpoint in it, so there are no models; expected a run's own folder"
+NO_CHECKPOINT = "{}: no checkpoint in it, so there are no models; expected a run's own folder"
+DEPLOYED = "{}: a deployed federation, whose models are exported: fedslr export RUN --global, or STORE on a node"
 
 
 def require_checkpoint(run: Path) -> Path:
-    """The folder of a run's checkpoints, without making one."""
-    if (run / LEDGER).exists():
-        raise CheckpointError(
-            f"{run}: a deployed federation, whose models are exported: fedslr export RUN --global, or STORE on a node"
-        )
+    """Return the folder of a run's checkpoints; refuse a folder without them."""
     if not (run / "checkpoint").is_dir():
-        raise CheckpointError(NO_MODELS.format(run))
+        raise CheckpointError((DEPLOYED if (run / LEDGER).exists() else NO_CHECKPOINT).format(run))
     return run / "checkpoint"
 
 
@@ -97,18 +94,16 @@ class Checkpoints:
         self._indices: dict[int, str | None] = {}
         self._replaced: dict[int, set[str]] = {}
         """By generation: its clients' files that are of no later one."""
-        try:
+        with disk_errors(self.clients):
             self.clients.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot make the folder {self.clients}: {error.strerror}") from error
 
     def rounds(self) -> list[int]:
-        """The generations there are, newest first."""
+        """Return the rounds of all generations, newest first."""
         found = (re.fullmatch(r"manifest-(\d+)\.json", p.name) for p in self.folder.iterdir())
         return sorted((int(m.group(1)) for m in found if m), reverse=True)
 
     def save(self, rounds: int, server: Tree, store: ClientStore, notes: dict[str, Any]) -> None:
-        """Write a generation; whatever happens meanwhile, an older one stays whole."""
+        """Write a generation; an older one stays whole even if the process is killed meanwhile."""
         store.save()
         fresh = {c: e for part in self.group.gather(dict(store.fresh)) for c, e in part.items()}
         self._entries |= fresh
@@ -119,13 +114,13 @@ class Checkpoints:
             before = max(self._indices)
             self._replaced[before] = store.replaced.difference(*self._replaced.values())
         self._indices[rounds] = None if self._index is None else self._index.file
-        for old in sorted(self._indices)[:-KEPT]:
+        for old in sorted(self._indices)[:-KEPT_GENERATIONS]:
             self._remove(old)
         store.collect(set().union(*self._replaced.values()))
 
     def _write(self, rounds: int, server: Tree, fresh: Mapping[int, Entry], notes: dict[str, Any]) -> None:
         entry = write_tree(self.folder / f"server-{rounds:06d}.safetensors", server)
-        self._list(rounds, fresh)
+        self._add_to_manifest(rounds, fresh)
         fields: dict[str, Any] = {
             "format": FORMAT,
             "rounds": rounds,
@@ -138,19 +133,19 @@ class Checkpoints:
         text = json.dumps({**fields, "digest": _digest(fields)}, indent=1)
         write_durably(self._manifest(rounds), text.encode())
 
-    def _list(self, rounds: int, fresh: Mapping[int, Entry]) -> None:
-        """What the next manifest says itself, and what it leaves to an index."""
+    def _add_to_manifest(self, rounds: int, fresh: Mapping[int, Entry]) -> None:
+        """Add clients to the next manifest; put all of them into an index if they are too many."""
         self._listed = {**self._listed, **fresh}
-        if len(self._listed) > LISTED:
+        if len(self._listed) > MAX_CLIENTS_IN_MANIFEST:
             data = json.dumps({str(c): e for c, e in self._entries.items()}).encode()
             path = self.folder / f"index-{rounds:06d}.json"
             write_durably(path, data)
             self._index, self._listed = Entry(path.name, hashlib.sha256(data).hexdigest()), {}
 
     def load(self, warn: Callable[[str], None], clients: bool = True) -> tuple[Generation, Tree] | None:
-        """The newest whole generation and its server state; None if there is none at all.
+        """Return the newest whole generation and its server state; None if there is none.
 
-        Whoever needs few clients verifies their files when they are read, not those of all `clients` beforehand.
+        With `clients` the files of all clients are verified. Without it each is verified only when it is read.
         """
         generation = self.group.from_first(lambda: self._newest(warn, clients))
         return None if generation is None else (generation, read_tree(self.folder, generation.server))
@@ -176,12 +171,12 @@ class Checkpoints:
         return None
 
     def restore(self, store: ClientStore, generation: Generation) -> None:
-        """Put the clients of a generation into a store, and drop what was written after it or left half written."""
+        """Put the clients of a generation into a store; drop newer generations and half-written files."""
         self._entries = dict(generation.clients)
         self._index, self._listed = generation.index, generation.listed
         self._indices = {generation.rounds: None if generation.index is None else generation.index.file}
         self._replaced = {}
-        older = [n for n in self.rounds() if n < generation.rounds][: KEPT - 1]
+        older = [n for n in self.rounds() if n < generation.rounds][: KEPT_GENERATIONS - 1]
         present = {e.file for e in generation.clients.values()}
         for number in older:
             with contextlib.suppress(CheckpointError):
@@ -197,13 +192,13 @@ class Checkpoints:
         self.group.wait()
 
     def _tidy(self, kept: set[int]) -> None:
-        """Drop all other generations, and what a save that was cut off left."""
+        """Drop all other generations, and the files of an interrupted save."""
         for number in self.rounds():
             if number not in kept:
                 self._remove(number)
         named = {f"server-{number:06d}.safetensors" for number in kept} | set(self._indices.values())
         for path in self.folder.iterdir():
-            if OURS.fullmatch(path.name) and path.name not in named:
+            if CHECKPOINT_FILE.fullmatch(path.name) and path.name not in named:
                 path.unlink()
         sync_folder(self.folder)
 
@@ -211,7 +206,7 @@ class Checkpoints:
         return self.folder / f"manifest-{rounds:06d}.json"
 
     def _remove(self, rounds: int) -> None:
-        """The manifest goes first, so that no manifest ever names a server file that is gone."""
+        """Remove a generation; first its manifest, so that no manifest names a file that is gone."""
         self._replaced.pop(rounds, None)
         index = self._indices.pop(rounds, None)
         if not self.group.first:
@@ -227,9 +222,8 @@ class Checkpoints:
         path = self._manifest(rounds)
         try:
             fields = json.loads(path.read_bytes())
-            digest = fields.pop("digest")
-            if digest != _digest(fields) or fields["format"] != FORMAT:
-                raise ValueError("its digest does not match")
+            if fields.pop("digest") != _digest(fields) or fields["format"] != FORMAT:
+                raise ValueError("it was changed, or written by another version of fedslr")
             listed = _by_client(fields["clients"])
             index = Entry(*fields["index"]) if "index" in fields else None
             earlier = {} if index is None else _by_client(json.loads(read_verified(self.folder, index)))

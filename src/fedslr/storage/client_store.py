@@ -22,38 +22,39 @@ from torch import Tensor
 from fedslr.core import factored
 from fedslr.core.durable import disk_errors, sync_folder, write_whole
 from fedslr.core.errors import CheckpointError
-from fedslr.core.matrix import LowRank
 from fedslr.core.tree import Tree, leaves
 from fedslr.storage.tree_files import Entry, read_tree, threads, write_tree
 
-OURS = re.compile(r"\.?client-(\d+)-\d+\.safetensors(\.\d+\.tmp)?")
-"""Names of the files a store makes; it never touches another."""
-
-
-BEHIND = 16
-"""States that may wait to be written; beyond that the training waits for the disk."""
-
-
-GPU_SHARE = 0.5
-"""Of a GPU's memory that is free when a run starts: what clients' states may take."""
+CLIENT_FILE = re.compile(r"\.?client-(\d+)-\d+\.safetensors(\.\d+\.tmp)?")
+"""The names of a store's files, of which some may be half written. A store touches no other file."""
+MAX_PENDING_WRITES = 16
+"""The most states that wait to be written; if there are more, the training waits for the disk."""
+GPU_MEMORY_SHARE = 0.5
+"""The share of a GPU's memory, free when the run starts, that client states may take."""
 
 
 def size(tree: Tree) -> int:
-    """Bytes that a state's tensors take in memory."""
-    parts = [x for leaf in leaves(tree) for x in (leaf[:2] if isinstance(leaf, LowRank) else [leaf])]
-    return sum(x.numel() * x.element_size() for x in parts if isinstance(x, Tensor))
+    """Return the bytes that a state's tensors take in memory."""
+    return sum(x.numel() * x.element_size() for leaf in leaves(tree) for x in factored.tensors_of(leaf))
 
 
 def pinned(tree: Tree) -> Tree:
-    """A state in memory of the host that a GPU reads from directly."""
+    """Copy a state to pinned memory of the host, which a GPU reads directly."""
     return factored.each_tensor(Tensor.pin_memory, factored.to_host(tree))
 
 
 class Tier:
-    """States in one kind of memory, the one put first in front, and the bytes they take."""
+    """States in one kind of memory, oldest first.
 
-    def __init__(self, room: float, place: Callable[[Tree], Tree]) -> None:
-        self.room, self.place = room, place
+    Attributes:
+        capacity: The most bytes that the states may take.
+        place: Copies a state into this kind of memory.
+        bytes: The bytes that the states take now.
+        states: The states by client.
+    """
+
+    def __init__(self, capacity: float, place: Callable[[Tree], Tree]) -> None:
+        self.capacity, self.place = capacity, place
         self.bytes = 0
         self.states: dict[int, Tree] = {}
 
@@ -68,8 +69,8 @@ class Tier:
         return state
 
     def overflow(self) -> Iterator[tuple[int, Tree]]:
-        """The states that have to leave, oldest first."""
-        while self.bytes > self.room:
+        """Remove states until the rest fits, oldest first; yield them."""
+        while self.bytes > self.capacity:
             client = next(iter(self.states))
             state = self.drop(client)
             assert state is not None
@@ -77,12 +78,12 @@ class Tier:
 
 
 def tiers(device: torch.device, budget: int | None) -> list[Tier]:
-    """The kinds of memory there are for states, fastest first: a GPU's, then the host's."""
-    room = inf if budget is None else budget
+    """Return the kinds of memory for states, fastest first: a GPU's, then the host's."""
+    capacity = inf if budget is None else budget
     if device.type != "cuda":
-        return [Tier(room, lambda state: factored.to_device(state, device))]
-    on_device = min(room, GPU_SHARE * torch.cuda.mem_get_info(device)[0])
-    return [Tier(on_device, lambda state: factored.to_device(state, device)), Tier(room - on_device, pinned)]
+        return [Tier(capacity, lambda state: factored.to_device(state, device))]
+    on_device = min(capacity, GPU_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0])
+    return [Tier(on_device, lambda state: factored.to_device(state, device)), Tier(capacity - on_device, pinned)]
 
 
 class ClientStore:
@@ -109,7 +110,7 @@ class ClientStore:
         """Files that hold no client's present state, but that a checkpoint names."""
         self._tiers = tiers(self.device, budget)
         self._unsaved: dict[int, int] = {}
-        self._leaving: dict[int, Tree] = {}
+        self._being_written: dict[int, Tree] = {}
         self._writing: deque[tuple[int, int, Future[Entry]]] = deque()
         self._reading: dict[int, Future[Tree]] = {}
         self._workers: ThreadPoolExecutor | None = None
@@ -117,16 +118,16 @@ class ClientStore:
     # --- states ------------------------------------------------------------------------------------------------------
 
     def get(self, client: int) -> Tree | None:
-        """A client's state; None if it never trained."""
+        """Return a client's state; None if it never trained."""
         held = self._held(client)
         if held is not None:
-            return held if self.device.type == "cpu" else factored.to_device(held, self.device)
+            return factored.to_device(held, self.device)
         ahead, entry = self._reading.pop(client, None), self.entries.get(client)
         if entry is None:
             return None
-        state = ahead.result() if ahead else read_tree(self._home(), entry)
+        state = ahead.result() if ahead else read_tree(self._folder(), entry)
         need = size(state)
-        tier = next((t for t in self._tiers if t.bytes + need <= t.room), None)
+        tier = next((t for t in self._tiers if t.bytes + need <= t.capacity), None)
         if tier is not None:
             tier.add(client, state)
         return factored.to_device(state, self.device)
@@ -141,47 +142,47 @@ class ClientStore:
                 if lower is not None:
                     lower.add(evicted, old)
                 elif evicted in self._unsaved:
-                    self._leaving[evicted] = factored.to_host(old)
+                    self._being_written[evicted] = factored.to_host(old)
                     self._write(evicted)
-        self._settle(BEHIND)
+        self._finish_writes(MAX_PENDING_WRITES)
 
     def prefetch(self, clients: Iterable[int]) -> None:
-        """Begin to read the states that will be asked for next."""
+        """Begin to read the states that `get` will be asked for next."""
         for client in clients:
             entry = self.entries.get(client)
             if entry is not None and client not in self._reading and self._held(client) is None:
-                self._reading[client] = self._run(read_tree, self._home(), entry)
+                self._reading[client] = self._run(read_tree, self._folder(), entry)
 
     def _held(self, client: int) -> Tree | None:
-        found = (held.get(client) for held in (*(t.states for t in self._tiers), self._leaving))
+        found = (held.get(client) for held in (*(t.states for t in self._tiers), self._being_written))
         return next((state for state in found if state is not None), None)
 
     def _forget(self, client: int) -> None:
         self._reading.pop(client, None)
-        self._leaving.pop(client, None)
+        self._being_written.pop(client, None)
         for tier in self._tiers:
             tier.drop(client)
 
     # --- files -------------------------------------------------------------------------------------------------------
 
     def save(self) -> Mapping[int, Entry]:
-        """Make every state durable; the files that hold them."""
+        """Make every state durable; return the files of all clients."""
         self.flush()
         for client in sorted(self._unsaved):
             self._write(client)
-            self._settle(BEHIND)
+            self._finish_writes(MAX_PENDING_WRITES)
         self.flush()
         if self.fresh:
-            with disk_errors(self._home()):
-                sync_folder(self._home())
+            with disk_errors(self._folder()):
+                sync_folder(self._folder())
         return self.entries
 
     def flush(self) -> None:
-        """Wait until whatever left memory is in its file."""
-        self._settle(0)
+        """Wait until every state that left memory is in its file."""
+        self._finish_writes(0)
 
     def collect(self, named: Collection[str]) -> None:
-        """After a checkpoint: remove the replaced files that no kept checkpoint names any more."""
+        """Remove the replaced files that no kept checkpoint names any more; called after each checkpoint."""
         self.fresh = {}
         gone = {file for file in self.replaced if file not in named}
         self.replaced -= gone
@@ -198,19 +199,19 @@ class ClientStore:
         Of several stores that share a folder, each looks after the files of the clients that are its own.
         """
         self.close()
-        for client in {*self._unsaved, *self._leaving, *(c for t in self._tiers for c in t.states)}:
+        for client in {*self._unsaved, *self._being_written, *(c for t in self._tiers for c in t.states)}:
             self._forget(client)
         self._unsaved = {}
         self.entries, self.fresh = dict(entries), {}
         present = {entry.file for entry in entries.values()}
-        ours = (OURS.fullmatch(path.name) for path in self._home().iterdir())
+        ours = (CLIENT_FILE.fullmatch(path.name) for path in self._folder().iterdir())
         found = {match.group(): int(match.group(1)) for match in ours if match}
         here = set(mine(list(found.values())))
         self.replaced = {name for name, client in found.items() if client in here} - present
         self.collect(named)
 
     def close(self) -> None:
-        """Let no write happen after this one; a state whose write was called off is still in memory."""
+        """Finish the writes that have begun and cancel the others; their states stay in memory."""
         if self._workers is not None:
             self._workers.shutdown(wait=True, cancel_futures=True)
         self._workers = None
@@ -223,25 +224,25 @@ class ClientStore:
         return self._workers.submit(job, *args)
 
     def _write(self, client: int) -> None:
-        """Hand a client's state to a thread that puts it on the disk."""
+        """Let a thread write a client's state to the disk."""
         # A state still on a GPU comes from `save` alone, which waits: nothing is captured while the thread copies it.
         version, state = self._unsaved[client], self._held(client)
         assert state is not None
-        path = self._home() / f"client-{client:06d}-{version:06d}.safetensors"
+        path = self._folder() / f"client-{client:06d}-{version:06d}.safetensors"
         job = self._run(write_tree, path, state, write_whole)
         self._writing.append((client, version, job))
 
-    def _settle(self, behind: int) -> None:
-        """Take note of finished writes, and wait until no more than some are left."""
-        while self._writing and (len(self._writing) > behind or self._writing[0][2].done()):
+    def _finish_writes(self, pending: int) -> None:
+        """Register finished writes in order; wait until at most `pending` are left."""
+        while self._writing and (len(self._writing) > pending or self._writing[0][2].done()):
             client, version, job = self._writing.popleft()
-            self._note(client, job.result())
+            self._register(client, job.result())
             if self._unsaved.get(client) == version:
                 del self._unsaved[client]
-                self._leaving.pop(client, None)
+                self._being_written.pop(client, None)
 
-    def _note(self, client: int, new: Entry) -> None:
-        """A client has a new file; the old one goes at once if no checkpoint names it."""
+    def _register(self, client: int, new: Entry) -> None:
+        """Register a client's new file; remove the old one at once if no checkpoint names it."""
         old = self.entries.get(client)
         if old is not None and old.file != new.file:
             if client in self.fresh:
@@ -253,9 +254,9 @@ class ClientStore:
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
             with contextlib.suppress(OSError):
-                self._home().joinpath(name).unlink()
+                self._folder().joinpath(name).unlink()
 
-    def _home(self) -> Path:
+    def _folder(self) -> Path:
         if self.folder is None:
             raise CheckpointError("this store has no folder to save to")
         return self.folder

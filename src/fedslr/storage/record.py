@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from fedslr.channel.layout import Size
 from fedslr.channel.model_size import Sizes
 from fedslr.core.errors import FedslrError
 from fedslr.storage.statistics import Evaluation, PerClient, average
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
-
-DAMAGED = "restore the file, or run it again in another folder"
 
 
 @dataclass
@@ -41,16 +31,16 @@ class Record:
     accuracy_global: float | None = None
     accuracy_personal: float | None = None
     missing: list[int] | None = None
-    """Sampled clients whose uploads did not count; only a deployment has such."""
+    """Sampled clients whose uploads were not counted; only a deployment has them."""
     evaluated: list[int] | None = None
-    """The clients of the two lists below, where they are not all."""
+    """The clients of the two lists below, if they are not all clients."""
     accuracy_global_per_client: PerClient | None = None
     accuracy_personal_per_client: PerClient | None = None
     parameters_global: int | None = None
-    """Numbers the global model needs as it is stored; below, those of each evaluated client's own model."""
+    """Stored numbers of the global model; below, those of each evaluated client's personal model."""
     parameters_personal: list[int] | None = None
     parameters_dense: int | None = None
-    """Numbers of the model as it is written down, with every matrix dense."""
+    """Numbers of the model with every matrix dense."""
     diagnostics: dict[str, float] | None = None
 
     def count_down(self, size: Size) -> None:
@@ -71,51 +61,41 @@ class Record:
         self.parameters_global, self.parameters_personal = found.global_, found.personal
         self.parameters_dense = found.dense
 
+    def fields(self) -> dict[str, Any]:
+        """Return what was measured, as metrics.jsonl has it."""
+        return {k: v for k, v in asdict(self).items() if v is not None}
+
     def line(self) -> str:
-        return json.dumps({k: v for k, v in asdict(self).items() if v is not None})
+        return json.dumps(self.fields())
 
 
 def read_records(path: Path, rounds: int | None = None) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl: all `rounds` of a finished run; of any other, less a last one that was cut short.
+    """Return the records in a run's metrics.jsonl.
 
-    Nothing else is left out in silence: figures of the lines that are left would be those of no run.
+    Args:
+        path: The run folder.
+        rounds: The number of rounds of a finished run. Without it the last line may have been cut short by a crash;
+            such a line is left out. Any other damaged line is an error, because figures without it would be wrong.
     """
     file = path / "metrics.jsonl"
     data = file.read_bytes()
     lines = data.splitlines()
-    records: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(_record(line, number))
-        except ValueError as error:
-            if rounds is None and number == len(lines) and not data.endswith(b"\n"):
-                break
-            raise FedslrError(f"{file}: line {number} {error}; {DAMAGED}") from None
-    if rounds is not None and len(records) < rounds:
-        raise FedslrError(f"{file}: line {len(records) + 1} is missing, the run has {rounds} rounds; {DAMAGED}")
-    return records
+    if rounds is None and lines and not data.endswith(b"\n") and _record(lines[-1], len(lines)) is None:
+        lines.pop()
+    lines += [b""] * ((rounds or 0) - len(lines))
+    records = [_record(line, number) for number, line in enumerate(lines, start=1)]
+    if None in records:
+        raise FedslrError(
+            f"{file}: line {records.index(None) + 1} is damaged or missing; restore the file, or run it again in "
+            "another folder"
+        )
+    return [record for record in records if record is not None]
 
 
-def _record(line: bytes, number: int) -> dict[str, Any]:
-    """What a line says of the round it is about; a ValueError in words for anything that no run writes."""
+def _record(line: bytes, number: int) -> dict[str, Any] | None:
+    """Return all fields of the record on a line; None if it is not the record of this round."""
     try:
-        found = json.loads(line.decode())
-    except (ValueError, RecursionError):
-        raise ValueError("is damaged") from None
-    wrong = [k for k, kinds in _kinds().items() if not isinstance(found, dict) or not isinstance(found.get(k), kinds)]
-    if wrong:
-        raise ValueError(f"is damaged: it has no '{wrong[0]}', or one of another kind")
-    if found["round"] != number:
-        raise ValueError(f"is of round {found['round']}, expected round {number}")
-    return dict(found)
-
-
-@functools.cache
-def _kinds() -> dict[str, tuple[type, ...]]:
-    """What a line may have for each field of a record; JSON writes a whole number for some that are none."""
-    found: dict[str, tuple[type, ...]] = {}
-    for name, hint in get_type_hints(Record).items():
-        choices = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        plain = [get_origin(choice) or choice for choice in choices]
-        found[name] = (*plain, int) if float in plain else tuple(plain)
-    return found
+        record = Record(**json.loads(line.decode()))
+        return asdict(record) if record.round == number else None
+    except (ValueError, TypeError, RecursionError):
+        return None

@@ -10,13 +10,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedslr.core.durable import disk_errors, write_durably
-from fedslr.core.errors import CheckpointError, FedslrError
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-from fedslr.storage.locks import lock
+from fedslr.core.errors import CheckpointError
+from fedslr.storage.locks import lock, share
 from fedslr.storage.record import Record
 
 LEDGER = "ledger.sqlite"
@@ -29,37 +24,33 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = lock(path)
-        try:
+        with disk_errors(path / "metrics.jsonl"):
             self._metrics: IO[bytes] = (path / "metrics.jsonl").open("ab")
-        except OSError as error:
-            self._lock.close()
-            raise FedslrError(f"out: cannot write to {path}: {error.strerror}; choose another folder") from error
         self._digest = hashlib.sha256()
         self._length = 0
 
     def close(self) -> None:
-        # What could not be written was already told; closing must not tell it again.
+        # A failed write has already raised its error; closing would raise it again.
         with contextlib.suppress(OSError):
             self._metrics.close()
         self._lock.close()
 
     def share(self) -> None:
-        """Let the other processes of this run take the folder too; until all of them are gone, no other run can."""
-        if fcntl is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        """Let the other processes of this run take the folder too; other runs are refused until all have ended."""
+        share(self._lock)
 
     def write_config(self, text: str) -> None:
         write_durably(self.path / "config.toml", text.encode())
 
     def write_labels(self, counts: list[list[int]]) -> None:
-        """Training samples by client and label, for whoever looks at the run."""
+        """Write the number of training samples by client and label, for reports."""
         write_durably(self.path / "labels.json", json.dumps({"counts": counts}).encode())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_durably(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     def forget_results(self) -> None:
-        """A run that goes on has no results yet."""
+        """Remove the summary and the report of a run that is continued."""
         for name in ("summary.json", "report.html"):
             (self.path / name).unlink(missing_ok=True)
 
@@ -75,13 +66,13 @@ class RunFolder:
         return (self.path / "metrics.jsonl").stat().st_size > 0
 
     def sync(self) -> dict[str, Any]:
-        """Flush the metrics to the disk; how long they are and their SHA-256, for a checkpoint to remember."""
+        """Flush the metrics to the disk; return their length and SHA-256 for the checkpoint."""
         with disk_errors(self.path / "metrics.jsonl"):
             os.fsync(self._metrics.fileno())
         return {"bytes": self._length, "sha256": self._digest.hexdigest()}
 
     def rewind(self, remembered: dict[str, Any] | None) -> None:
-        """Drop the lines of rounds that a checkpoint does not know; all of them where there is no checkpoint."""
+        """Drop the metrics that were written after a checkpoint; all metrics if there is no checkpoint."""
         self._length = 0 if remembered is None else remembered["bytes"]
         path = self.path / "metrics.jsonl"
         data = path.read_bytes()
@@ -93,7 +84,7 @@ class RunFolder:
 
 
 class SharedFolder(RunFolder):
-    """The folder of a run that another process writes to; this one only keeps it from being taken."""
+    """The folder of a run that another process writes to; this process only keeps other runs out."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

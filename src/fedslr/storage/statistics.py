@@ -20,13 +20,13 @@ class Evaluation(NamedTuple):
 
 
 def average(values: Sequence[float | None] | None) -> float | None:
-    """The plain average over the clients that have test data."""
+    """Return the unweighted mean over the clients that have test data."""
     known = [v for v in values or [] if v is not None]
     return fmean(known) if known else None
 
 
 def _evaluations(records: Sequence[Mapping[str, Any]], model: str, clients: str) -> list[dict[int, float]]:
-    """The accuracies of every evaluation that had any: of all clients, or of those sampled in that round."""
+    """Return the accuracies of every evaluation: of all clients, or of those sampled in its round."""
     found = []
     for record in records:
         each = record.get(f"accuracy_{model}_per_client")
@@ -39,29 +39,29 @@ def _evaluations(records: Sequence[Mapping[str, Any]], model: str, clients: str)
     return found
 
 
-LATE = 5
-"""Evaluations at a run's end whose mean says more than the last, which depends on who trained in that round."""
+LATE_EVALUATIONS = 5
+"""The last evaluations of a run that "late" averages: a single one depends on the clients of its round."""
 
 
 def _picked(records: Sequence[Mapping[str, Any]], model: str, pick: str, clients: str) -> list[float] | None:
-    """The accuracies of the last evaluation, of the one whose mean is best, or every client's mean of the last few."""
+    """Return the accuracies of the last or the best evaluation, or every client's mean over the last few."""
     found = _evaluations(records, model, clients)
     if not found:
         return None
     if pick == "late":
-        late = found[-LATE:]
+        late = found[-LATE_EVALUATIONS:]
         return [fmean(one[c] for one in late if c in one) for c in sorted(set().union(*late))]
     chosen = max(found, key=lambda one: fmean(one.values())) if pick == "best" else found[-1]
     return list(chosen.values())
 
 
 def evaluations(records: Sequence[Mapping[str, Any]]) -> int:
-    """How many of the rounds were evaluated."""
+    """Return the number of evaluated rounds."""
     return len(_evaluations(records, "personal", "all"))
 
 
 def accuracy(records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all") -> dict[str, float | None]:
-    """The accuracy of both models, over clients and evaluations.
+    """Return the accuracy of both models over clients and evaluations.
 
     `pick` is "last", "best" or "late" (the mean of the last five), `clients` is "all" or "sampled".
     """
@@ -71,13 +71,13 @@ def accuracy(records: Sequence[Mapping[str, Any]], pick: str = "last", clients: 
 def worst_decile(
     records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all", model: str = "personal"
 ) -> float | None:
-    """The mean accuracy of the tenth of the clients (one at least) that a model serves worst."""
+    """Return the mean accuracy of the tenth of the clients (at least one) with the lowest accuracy."""
     known = sorted(_picked(records, model, pick, clients) or [])
     return fmean(known[: max(1, len(known) // 10)]) if known else None
 
 
 def fairness(record: Mapping[str, Any]) -> dict[str, dict[str, float] | None]:
-    """How evenly a model serves clients: the deviation over them, and the mean of the tenth that is served worst."""
+    """Return the standard deviation over clients and the worst decile of both models."""
     found: dict[str, dict[str, float] | None] = {}
     for model in MODELS:
         worst, known = worst_decile([record], model=model), _picked([record], model, "last", "all")

@@ -17,8 +17,8 @@ from fedslr.core.errors import CheckpointError, StorageError
 from fedslr.core.machine import cores
 from fedslr.core.tree import Tree
 
-THREADS = 8
-"""Files that are read or written at once, at most; no more than there are cores."""
+MAX_THREADS = 8
+"""The most files that are read or written at once; one per core if there are fewer cores."""
 
 
 class Entry(NamedTuple):
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 def write_tree(path: Path, tree: Tree, write: Callable[..., None] = write_durably) -> Entry:
-    """A tree as a safetensors file, sparse and low-rank parts in their small form."""
+    """Write a tree as a safetensors file, sparse and low-rank parts in their smallest encoding."""
     pieces = packing.pack(factored.to_host(tree)).pieces()
     digest = hashlib.sha256()
     for piece in pieces:
@@ -39,21 +39,20 @@ def write_tree(path: Path, tree: Tree, write: Callable[..., None] = write_durabl
 
 
 def read_verified(folder: Path, entry: Entry) -> bytes:
-    """The bytes of a file, if they are what they were."""
+    """Return the bytes of a file; refuse a file that was changed or is gone."""
     path = folder / entry.file
     try:
         data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        kind = CheckpointError if isinstance(error, FileNotFoundError) else StorageError
+        raise kind(f"cannot read {path}: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise CheckpointError(f"{path} was changed or only half written: its SHA-256 does not match")
     return data
 
 
 def verify(folder: Path, entries: Iterable[Entry]) -> None:
-    """Read some files, several at once; a CheckpointError if the bytes of one are not what they were."""
+    """Read several files at once; refuse them if one was changed or is gone."""
 
     def read(share: list[Entry]) -> None:
         for entry in share:
@@ -65,11 +64,11 @@ def verify(folder: Path, entries: Iterable[Entry]) -> None:
 
 
 def threads() -> int:
-    """How many read and write files."""
-    return min(THREADS, cores())
+    """Return how many threads read and write files."""
+    return min(MAX_THREADS, cores())
 
 
 def read_tree(folder: Path, entry: Entry, device: torch.device | str = "cpu") -> Tree:
-    """The tree of a file whose bytes are what they were."""
+    """Return the tree of a file; refuse a file that was changed or is gone."""
     data = read_verified(folder, entry)
-    return factored.to_device(packing.unpack(encoding.load_arrays(data), max_numbers=2**62), device)
+    return factored.to_device(packing.unpack(encoding.load_arrays(data), max_numbers=packing.NO_LIMIT), device)
