@@ -1,4 +1,4 @@
-"""Seeded shuffles: every engine sees the same batches, and a resumed run repeats itself."""
+"""Seeded shuffles: every engine sees the same batches, and a resumed run repeats them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fedslr.core.types import Batch
 from fedslr.data.augment import flip_and_crop
 from fedslr.data.normalization import Normalization, inputs
 
-EVALUATION = 2**31
-"""The round under which a personal model that adapts draws its batches."""
+EVALUATION_ROUND = 2**31
+"""The round number that seeds the batches of personal models that adapt when they are evaluated."""
 
 
 class ShuffledData:
@@ -34,7 +34,7 @@ class ShuffledData:
         normalization: Normalization | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.num_examples = len(y)
+        self.num_examples, self.client = len(y), client
         self._x, self._y = x, y
         self._batch_size = batch_size
         self._crop_padding = crop_padding

@@ -1,19 +1,25 @@
-"""What every dataset is read into."""
+"""Pooled data, before its partition over clients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedslr.data.federation import ClientData
+from fedslr.data.client_data import ARRAY_NAMES, ClientData
+from fedslr.data.decoded_cache import Arrays
 from fedslr.data.normalization import Normalization
-from fedslr.data.splits import Indices
+from fedslr.data.partitions import Indices
+
+IMAGE_TEST_SAMPLES = 100
+"""The default number of test samples per client in datasets of image files."""
 
 
 class Dataset(NamedTuple):
-    """Pooled data, before they are split over clients."""
+    """Pooled data, before its partition over clients."""
 
     x: Tensor
     y: Tensor
@@ -21,19 +27,32 @@ class Dataset(NamedTuple):
     y_test: Tensor
     num_classes: int
     test_samples: int
-    """How many test samples a client gets unless told otherwise."""
+    """The default number of test samples per client."""
     crop_padding: int = 0
-    """Zero pixels around an image for random crops; 0 where training images are taken as they are."""
+    """Zero pixels around an image for random crops; 0 takes training images as they are."""
     normalization: Normalization | None = None
-    """How 8-bit images become numbers; None where inputs are taken as they are."""
+    """The normalization of 8-bit images; None takes inputs as they are."""
     class_names: tuple[str, ...] | None = None
-    """What the classes are called, from class 0 on."""
+    """The names of the classes, from class 0 on."""
 
     def client(self, train: Indices, test: Indices) -> ClientData:
-        """The data of a client that holds these samples."""
+        """Return the data of a client that holds these samples."""
 
-        def part(x: Tensor, held: Indices) -> Tensor:
-            # numpy copies whole images; torch goes by numbers, in threads that wait for each other on a busy machine.
-            return torch.from_numpy(x.numpy()[held])
+        def part(x: Tensor, samples: Indices) -> Tensor:
+            # numpy copies whole images; torch copies number by number, in threads that wait for each other.
+            return torch.from_numpy(x.numpy()[samples])
 
         return ClientData(part(self.x, train), part(self.y, train), part(self.x_test, test), part(self.y_test, test))
+
+
+def image_dataset(
+    arrays: Arrays,
+    num_classes: int,
+    normalization: Normalization,
+    crop_padding: int = 0,
+    class_names: Sequence[str] | None = None,
+) -> Dataset:
+    """Return decoded 8-bit images as a dataset."""
+    x, y, x_test, y_test = (torch.from_numpy(np.ascontiguousarray(arrays[part])) for part in ARRAY_NAMES)
+    names = None if class_names is None else tuple(class_names)
+    return Dataset(x, y, x_test, y_test, num_classes, IMAGE_TEST_SAMPLES, crop_padding, normalization, names)

@@ -10,16 +10,16 @@ import torch
 
 from fedslr.data.dataset import Dataset
 
-SCALING = "Pixels p from 0 to 16 are given as (p − 4.8836)/6.0161."
-"""What `digits` does to them, for those who use a model on images of their own."""
+DIGITS_SCALING = "Pixels p from 0 to 16 are given as (p − 4.8836)/6.0161."
+"""The scaling of `digits` in words, for the cards of exported models."""
 
 
 def digits(root: Path) -> Dataset:
-    """A fixed quarter is held out for testing, every digit by the same share; pixels have mean 0, deviation 1.
+    """Return the digits with mean 0 and standard deviation 1; a fixed stratified quarter is held out for testing.
 
-    A client gets 40 test samples: there are 44 of each digit, and a client may see one digit alone.
+    A client gets 40 test samples by default: there are 44 of each digit, and a client may see one digit only.
     """
-    # scikit-learn is a second of start-up, which only those who use it should pay.
+    # scikit-learn takes a second to import.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

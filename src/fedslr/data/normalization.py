@@ -1,4 +1,4 @@
-"""8-bit images as numbers: they stay 8-bit until a batch of them is used."""
+"""The normalization of 8-bit images, which stay 8-bit until a batch uses them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 class Normalization(NamedTuple):
-    """What makes numbers of mean 0 and deviation 1 of 8-bit images, by channel; one value stands for all channels."""
+    """The mean and standard deviation of pixels from 0 to 1, by channel; one value stands for all channels."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """(x/255 − mean)/deviation of images (…, channels, height, width), on their device.
+        """Return (x/255 − mean)/deviation of images (…, channels, height, width), on their device.
 
-        Computed in single precision whatever the type that is asked for: every engine sees the same numbers.
+        It is computed in single precision and then converted, so that every engine sees the same numbers.
         """
         full, mean, deviation = _constants(self, x.device)
         return (x / full).sub_(mean).div_(deviation).to(dtype)
@@ -30,7 +30,7 @@ UNIT = Normalization((0.0,), (1.0,))
 
 @functools.lru_cache(maxsize=64)
 def _constants(normalization: Normalization, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """255, mean and deviation on a device: sent there once, not with every batch."""
+    """Return 255, mean and deviation on a device, where they are sent once."""
     # CUDA multiplies by the reciprocal of a Python number; a quotient of tensors is rounded as on a CPU.
     full = torch.tensor(255.0, dtype=torch.float32, device=device)
     mean, deviation = (
@@ -41,5 +41,5 @@ def _constants(normalization: Normalization, device: torch.device) -> tuple[Tens
 
 
 def inputs(x: Tensor, normalization: Normalization | None, dtype: torch.dtype) -> Tensor:
-    """What a model is given of a client's x: normalised where there is something to normalise by, else x itself."""
+    """Return a client's x as a model gets it: normalised, or as it is if there is no normalization."""
     return x if normalization is None else normalization(x, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedslr.core.errors import FedslrError
+from fedslr.models.input_shapes import require_images
 
 
 class CNN(nn.Module):
@@ -13,11 +13,7 @@ class CNN(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, width: int = 16) -> None:
         super().__init__()
-        if len(input_shape) != 3 or min(input_shape[1:]) < 2:
-            raise FedslrError(
-                f"model.name: 'cnn' takes images (channels, height, width) of 2×2 or more, got {list(input_shape)}"
-            )
-        channels, height, breadth = input_shape
+        channels, height, breadth = require_images("cnn", input_shape, smallest=2)
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1)
         self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)
         self.hidden = nn.Linear(2 * width * (height // 2) * (breadth // 2), 4 * width)

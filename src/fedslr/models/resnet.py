@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedslr.core.errors import FedslrError
+from fedslr.models.input_shapes import require_images
 
-GROUPS = 2
-STAGES = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
+NORM_GROUPS = 2
+BLOCK_SHAPES = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
 """Width and stride of every block."""
 
 
@@ -22,13 +22,13 @@ class Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.GroupNorm(GROUPS, outputs)
+        self.norm1 = nn.GroupNorm(NORM_GROUPS, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(GROUPS, outputs)
+        self.norm2 = nn.GroupNorm(NORM_GROUPS, outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             project = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(project, nn.GroupNorm(GROUPS, outputs))
+            self.shortcut = nn.Sequential(project, nn.GroupNorm(NORM_GROUPS, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -40,15 +40,13 @@ class ResNet18(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        if len(input_shape) != 3:
-            raise FedslrError(f"model.name: 'resnet18' takes images (channels, height, width), got {list(input_shape)}")
-        channels, height, _ = input_shape
+        channels, height, _ = require_images("resnet18", input_shape)
         self.small = height <= 32
         kernel, stride, padding = (3, 1, 1) if self.small else (7, 2, 3)
         self.conv = nn.Conv2d(channels, 64, kernel, stride, padding, bias=False)
-        self.norm = nn.GroupNorm(GROUPS, 64)
-        widths = [64, *(width for width, _ in STAGES)]
-        self.blocks = nn.Sequential(*(Block(i, o, s) for i, (o, s) in zip(widths, STAGES, strict=False)))
+        self.norm = nn.GroupNorm(NORM_GROUPS, 64)
+        widths = [64, *(width for width, _ in BLOCK_SHAPES)]
+        self.blocks = nn.Sequential(*(Block(i, o, s) for i, (o, s) in zip(widths, BLOCK_SHAPES, strict=False)))
         self.head = nn.Linear(512, num_classes, bias=not self.small)
 
     def forward(self, x: Tensor) -> Tensor:

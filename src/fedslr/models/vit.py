@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedslr.core.errors import FedslrError
+from fedslr.models.input_shapes import require_images
 
 
 class ViT(nn.Module):
@@ -15,9 +15,7 @@ class ViT(nn.Module):
         self, input_shape: tuple[int, ...], num_classes: int, width: int = 64, depth: int = 4, heads: int = 4
     ) -> None:
         super().__init__()
-        if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < 4:
-            raise FedslrError(f"model.name: 'vit' takes square images of 4×4 or more, got {list(input_shape)}")
-        channels, side, _ = input_shape
+        channels, side, _ = require_images("vit", input_shape, smallest=4, square=True)
         patch = next(p for p in range(max(2, side // 8), side + 1) if side % p == 0)
         self.embed = nn.Conv2d(channels, width, patch, patch)
         self.position = nn.Parameter(torch.randn((side // patch) ** 2, width) * 0.02)

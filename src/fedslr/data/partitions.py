@@ -1,7 +1,7 @@
-"""Who holds which samples: IID and Dirichlet label splits, and test sets that follow them.
+"""Partitions of a dataset over clients: IID, Dirichlet, the authors', and test sets that follow them.
 
-A split takes labels and gives every client an array of sample indices; all clients hold the same number, but in the
-authors' split, where one has more.
+A partition takes labels and gives every client an array of sample indices. All clients get the same number of samples;
+only in the authors' partition does client 0 get more.
 """
 
 from __future__ import annotations
@@ -18,45 +18,43 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 Generator = np.random.Generator
 
 
-def samples_each(total: int, clients: int, wanted: int | None, reuse: bool = False) -> int:
-    """How many training samples every client gets: as asked, or as many as there are for all."""
-    each = wanted if wanted is not None else total // clients
-    if each < 1 or (clients > total and not reuse):
-        raise FedslrError(f"data.clients: got {clients}, but there are only {total} training samples to share")
-    if each * clients > total and not reuse:
+def samples_per_client(total: int, clients: int, requested: int | None, reuse: bool = False) -> int:
+    """Return the number of training samples per client: as requested, or as many as there are for all."""
+    each = total // clients if requested is None else requested
+    if each < 1 or (each * clients > total and not reuse):
         raise FedslrError(
-            f"data.samples_per_client: got {each}, but {clients} clients can have at most {total // clients} each "
-            f"of {total} training samples"
+            f"data.clients: {clients} clients with {max(each, 1)} training samples each need {clients * max(each, 1)}, "
+            f"but there are only {total}; choose fewer clients or fewer samples_per_client"
         )
     return each
 
 
-def iid(labels: Indices, clients: int, each: int, rng: Generator) -> list[Indices]:
-    """Samples dealt out at random."""
+def iid_partition(labels: Indices, clients: int, each: int, rng: Generator) -> list[Indices]:
+    """Return every client's samples, drawn uniformly."""
     order = rng.permutation(len(labels))
     return [order[i * each : (i + 1) * each] for i in range(clients)]
 
 
 def dirichlet_priors(clients: int, classes: int, alpha: float, rng: Generator) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Every client's own label prior, drawn from Dir(α): the smaller α, the fewer labels a client sees."""
+    """Return every client's label prior, drawn from Dir(α): the smaller α, the fewer labels a client sees."""
     return rng.dirichlet(np.full(classes, alpha), size=clients)
 
 
-def by_priors(
+def partition_by_priors(
     labels: Indices, priors: np.ndarray[Any, Any], each: int, rng: Generator, reuse: bool = False
 ) -> list[Indices]:
-    """Draw every client's samples by its label prior, interleaved.
+    """Return every client's samples, drawn by its label prior.
 
-    Again and again a random client that is not yet full draws a label from its prior and takes the next sample of that
-    class. A class that has run out is drawn no more (the prior is renormalised over what is left), or, with `reuse`,
-    starts again, as in the authors' code.
+    In every step a random client that still needs samples draws a label from its prior and takes the next sample of
+    that class. A class without samples left is no longer drawn: the priors are renormalised over the other classes.
+    With `reuse` such a class starts again, as in the authors' code.
     """
     clients, classes = priors.shape
-    # Lists and `bisect`: a draw looks at a handful of numbers, and an array's every call would cost more than they do.
+    # Lists and `bisect`: a draw looks at a handful of numbers, for which a call of numpy would take longer.
     pools = [rng.permutation(np.flatnonzero(labels == c)).tolist() for c in range(classes)]
     taken = [0] * classes
     live = np.array([len(pool) > 0 for pool in pools])
-    cumulative, below = _cumulative(priors, live)
+    cumulative, below = _cumulative_priors(priors, live)
     chosen: list[list[int]] = [[] for _ in range(clients)]
     open_clients = list(range(clients))
     picks, draws = rng.random((clients * each, 2)).T.tolist()
@@ -69,17 +67,19 @@ def by_priors(
         taken[label] += 1
         if not reuse and taken[label] == len(pools[label]):
             live[label] = False
-            cumulative, below = _cumulative(priors, live)
+            cumulative, below = _cumulative_priors(priors, live)
         if len(chosen[client]) == each:
             open_clients[slot] = open_clients[-1]
             open_clients.pop()
     return [np.array(indices, np.int64) for indices in chosen]
 
 
-def _cumulative(priors: np.ndarray[Any, Any], live: np.ndarray[Any, Any]) -> tuple[list[list[float]], list[float]]:
-    """Cumulative priors over the classes that are left, and the largest numbers below their totals.
+def _cumulative_priors(
+    priors: np.ndarray[Any, Any], live: np.ndarray[Any, Any]
+) -> tuple[list[list[float]], list[float]]:
+    """Return cumulative priors over the live classes, and the largest numbers below their totals.
 
-    A client with none of its own left takes any.
+    If no class of a client's prior is live, it takes any live class.
     """
     left = priors * live
     left[left.sum(axis=1) <= 0] = live
@@ -88,17 +88,15 @@ def _cumulative(priors: np.ndarray[Any, Any], live: np.ndarray[Any, Any]) -> tup
     return sums.tolist(), np.nextafter(sums[:, -1], 0.0).tolist()
 
 
-def authors(
+def authors_partition(
     labels: Indices, test_labels: Indices, clients: int, classes: int, alpha: float, test_size: int, seed: int
 ) -> list[tuple[Indices, Indices]]:
-    """Every client's training and test samples in the split that the authors' published code makes of a seed.
+    """Return every client's training and test samples in the partition that the authors' published code makes.
 
-    The same draws in the same order from NumPy's older generator, with that code's consequences: shares are cut to
-    whole numbers after a rounding that can take one sample from everybody, and what is then left goes to client 0
+    It makes the same draws in the same order from NumPy's older generator. Every class needs samples. Shares are cut to
+    whole numbers after a rounding that can take one sample from every client; client 0 gets the samples that are left
     (CIFAR: 599 samples, 499 for the others).
     """
-    if len(found := np.unique(labels)) < classes:
-        raise FedslrError(f"data.split: the authors' needs samples of all {classes} classes, got those of {len(found)}")
     rng = np.random.RandomState(seed % 2**32)
     order = rng.permutation(len(labels))
     rng.standard_normal(clients)  # of a spread of sizes that is 0
@@ -108,7 +106,7 @@ def authors(
     missing[0] += len(labels) - missing.sum()
     cumulative = rng.dirichlet(np.full(classes, alpha), clients).cumsum(axis=1)
     if not np.isfinite(cumulative).all():
-        raise FedslrError(f"data.alpha: got {alpha:g}, too small for the authors' split; expected 0.001 or more")
+        raise FedslrError(f"data.alpha: got {alpha:g}, too small for the authors' split; choose 0.001 or more")
     pools = [order[labels[order] == c] for c in range(classes)]
     left = [len(pool) for pool in pools]
     chosen: list[list[int]] = [[] for _ in range(clients)]
@@ -133,6 +131,7 @@ def authors(
 def _authors_test_set(
     train_labels: Indices, test_labels: Indices, size: int, classes: int, rng: np.random.RandomState
 ) -> Indices:
+    """Return ⌊size·ratio⌋ test samples of every class, rounded as in the authors' code."""
     parts = []
     for label in range(classes):
         pool = np.flatnonzero(test_labels == label)
@@ -143,9 +142,9 @@ def _authors_test_set(
 
 
 def matching_test_set(train_labels: Indices, test_labels: Indices, size: int, classes: int, rng: Generator) -> Indices:
-    """Test samples with a client's training label ratio: ⌊size·ratio⌋ of every class, without replacement.
+    """Return test samples with a client's training label ratio: ⌊size·ratio⌋ of every class, without replacement.
 
-    Where the test data have fewer of a class than that, all of them.
+    If the test data has fewer samples of a class, all of them are taken.
     """
     counts = np.bincount(train_labels, minlength=classes)
     parts = []

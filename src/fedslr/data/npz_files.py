@@ -1,0 +1,62 @@
+"""Users' own arrays in npz files. Arrays are read without pickles, so that no file executes code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedslr.core.errors import FedslrError
+from fedslr.data.client_data import ARRAY_NAMES
+from fedslr.data.federation import Federation
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def read_npz(path: Path, names: Sequence[str] = ARRAY_NAMES) -> Arrays:
+    """Return the named arrays of an npz file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in names}
+    except FileNotFoundError:
+        raise FedslrError(f"{path.absolute()}: does not exist") from None
+    except Exception as error:
+        reason = "it is a folder without .npz files" if path.is_dir() else " ".join(str(error).split())
+        if "allow_pickle" in reason:
+            reason = "it holds Python objects"
+        raise FedslrError(
+            f"{path.absolute()}: cannot be read as an npz file with the arrays {', '.join(names)}: {reason}"
+        ) from None
+
+
+def npz_federation(path: Path) -> Federation:
+    """Return a federation from a folder with an npz file per client, or from one file with client columns.
+
+    Every file holds `x`, `y`, `x_test` and `y_test`; one file for all clients also holds `client` and `client_test`.
+    """
+    files = sorted(path.glob("*.npz"), key=_natural_order)
+    if not files:
+        return _split_by_column(path, read_npz(path, (*ARRAY_NAMES, "client", "client_test")))
+    return Federation.from_arrays(
+        [read_npz(file) for file in files], name=path.stem, client_names=[file.stem for file in files]
+    )
+
+
+def _split_by_column(path: Path, arrays: Arrays) -> Federation:
+    columns = {part: arrays["client_test" if part.endswith("test") else "client"] for part in ARRAY_NAMES}
+    for part, column in columns.items():
+        if column.ndim != 1 or arrays[part].shape[:1] != column.shape:
+            shapes = f"column {list(column.shape)} for '{part}' {list(arrays[part].shape)}"
+            raise FedslrError(f"{path}: got a client {shapes}, expected one client for every sample")
+    # A client of `client_test` alone is refused later, as one without training samples.
+    names = np.union1d(arrays["client"], arrays["client_test"])
+    clients = [{part: arrays[part][column == name] for part, column in columns.items()} for name in names]
+    return Federation.from_arrays(clients, name=path.stem, client_names=list(map(str, names.tolist())))
+
+
+def _natural_order(path: Path) -> list[tuple[str, int]]:
+    """Return a key that sorts 2.npz before 10.npz."""
+    return [(words, int(number or 0)) for words, number in re.findall(r"(\D*)(\d*)", path.name)]
