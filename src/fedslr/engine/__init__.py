@@ -1,5 +1,6 @@
-"""Engines run methods. `rounds` is the loop.
+"""Engines run methods.
 
-`eager` trains a cohort one client after another, `batched` all of it at once, `compiled` likewise by compiled steps,
-`cuda` on a GPU by replayed graphs; `distributed` shares clients out over several processes.
+`rounds` is the loop of a run and `training` the training of one cohort. The `eager` engine trains one client after
+another, `batched` trains a cohort at once, and `cuda` replays recorded graphs on a GPU. `distributed` divides the
+clients between several processes.
 """

@@ -1,91 +1,60 @@
-"""All clients of a cohort in one go: `torch.vmap` over their states, data and models."""
+"""Train all clients of a cohort at once: `torch.vmap` over their states, data and models."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
-from fedslr.core import tree
-from fedslr.core.problem import Task
-from fedslr.core.types import Loss, Params, Payload, Round
-from fedslr.data.batches import EVALUATION
+from fedslr.core.problem import Problem
+from fedslr.core.types import Params, Payload, Round
+from fedslr.data.batches import EVALUATION_ROUND
 from fedslr.data.normalization import inputs
 from fedslr.engine import contract
-from fedslr.engine.cohort_batches import CohortBatches, CohortData, Filled, Shape, Shapes, Unbatchable
-from fedslr.engine.eager import CHUNK, Eager
+from fedslr.engine.cohort_batches import CohortBatches, CohortData, PaddedBatch, Shape, Shapes, Unbatchable
+from fedslr.engine.eager import EVALUATION_BATCH, Eager
+from fedslr.engine.results import CohortResult, Result
+from fedslr.engine.workload import Member, Workload
 
-Work = Callable[[Task, Any, Payload, Any, Round], Any]
-"""A client's part in a method: task, state, payload, data and round to what it makes of them."""
+Work = Callable[[Any, Payload, Any], Any]
+"""A client's part in a round: a function of its state, payload and data."""
 
 T = TypeVar("T")
 
-TOGETHER = 10
+MAX_KEPT_BATCHES = 4
+"""Cohort sizes whose buffers are kept for their next round; the CUDA engine keeps all, since recordings read them."""
+
+MAX_EVALUATED_TOGETHER = 10
 """Clients whose models are evaluated at once."""
 
 
-class Together(NamedTuple):
-    """What a cohort made of a round: every tensor has a leading axis of clients."""
-
-    states: Any
-    uploads: Payload
-    clients: int
-
-    def each(self) -> list[Any]:
-        """Every client's new state, in memory of its own."""
-        leaves, shape = pytree.tree_flatten(self.states)
-        slices = [x.unbind(0) for x in leaves]
-        copies = [[torch.empty_like(part) for part in parts] for parts in slices]
-        if leaves:
-            torch._foreach_copy_([c for parts in copies for c in parts], [p for parts in slices for p in parts])
-        return [pytree.tree_unflatten([parts[i] for parts in copies], shape) for i in range(self.clients)]
-
-    def first(self, clients: int) -> Together:
-        """Without what those made that only filled the cohort."""
-        if clients == self.clients:
-            return self
-        states, uploads = pytree.tree_map(lambda x: x[:clients], (self.states, self.uploads))
-        return Together(states, uploads, clients)
-
-    def upload(self, slot: int) -> Payload:
-        """What one client sends, to look at until the next round."""
-        return tree.map(lambda x: x[slot], self.uploads)
-
-    def mean(self, weights: Sequence[float]) -> Payload:
-        """The weighted mean of the uploads."""
-        if len(set(weights)) == 1:
-            return tree.map(lambda x: x.mean(0), self.uploads)
-        total = sum(weights)
-
-        def weighted(x: Tensor) -> Tensor:
-            shares = torch.tensor([w / total for w in weights], dtype=x.dtype, device=x.device)
-            return (x * shares.view(-1, *[1] * (x.ndim - 1))).sum(0)
-
-        return tree.map(weighted, self.uploads)
-
-
-class CohortTask(Task):
+class CohortProblem(Problem):
     """The learning problem of one client inside `torch.vmap`: gradients are functions of functions."""
 
     def loss(self, params: Params, batch: Any) -> Tensor:
-        """The mean over a batch's own samples: that of the loss itself where nothing fills the batch."""
-        if not isinstance(batch, Filled):
+        """Return the mean loss over the samples of a batch, without those that pad it."""
+        if not isinstance(batch, PaddedBatch):
             return self.loss_function(self.outputs(params, batch.x, train=True), batch.y)
         outputs = self.outputs(params, batch.inputs, train=True)
         each = torch.vmap(lambda out, y: self.loss_function(out[None], y[None]))(outputs, batch.labels)
         mean: Tensor = (each * batch.weight).sum()
         return mean
 
+    def loss_sum(self, params: Params, batch: Any) -> Tensor:
+        loss = self.loss(params, batch)
+        # Every sample of a padded batch has the weight 1/size.
+        return loss / batch.weight.amax() if isinstance(batch, PaddedBatch) else loss * len(batch.y)
+
     def cohort_outputs(self, params: Params, x: Tensor) -> Tensor:
-        """What stacked models say to a batch for each, outside `torch.vmap`."""
+        """Return the outputs of stacked models, each on its own batch; called outside `torch.vmap`."""
         outputs: Tensor = torch.vmap(self.outputs)(params, x)
         return outputs
 
@@ -98,41 +67,8 @@ class CohortTask(Task):
         return grads
 
 
-MOST = 256
-"""Labels that a loss is tried with, at most."""
-
-
-def is_mean(loss: Loss, like: Tensor) -> bool:
-    """Whether the loss of a batch is the plain mean of its samples' losses: not with weights by class, say."""
-    classes = like.shape[1]
-    rng = torch.Generator().manual_seed(0)
-    every = torch.arange(classes)[:: -(-classes // MOST)]
-    # All labels, few of them again and again, and one alone; scores that say nothing, something, and are quite sure.
-    for labels in (every, every[torch.randint(min(3, len(every)), (7,), generator=rng)], every[-1:].expand(5)):
-        for size in (0.1, 1.0, 10.0):
-            drawn = size * torch.randn(len(labels), classes, generator=rng, dtype=torch.float64)
-            # Some of them right.
-            drawn[::2] += size * torch.nn.functional.one_hot(labels[::2], classes) * 4
-            if not _is_mean_of(loss, drawn.to(like.device, like.dtype), labels.to(like.device)):
-                return False
-    return True
-
-
-def _is_mean_of(loss: Loss, scores: Tensor, labels: Tensor) -> bool:
-    try:
-        whole = loss(scores, labels)
-        each = torch.stack([loss(scores[i : i + 1], labels[i : i + 1]) for i in range(len(labels))])
-    except Exception:  # one that cannot be given any label is for engines that take it as it is
-        return False
-    close = 1e-10 if scores.dtype == torch.float64 else 1e-5
-    return bool(torch.allclose(whole, each.mean(), rtol=close, atol=close))
-
-
-def changing(round: Round, device: torch.device) -> dict[str, Any]:
-    """What changes from round to round, as tensors: no part of what is compiled or recorded.
-
-    In double precision, as Python has them.
-    """
+def round_tensors(round: Round, device: torch.device) -> dict[str, Any]:
+    """Return the values that change every round as double-precision tensors, so that a recording can read them."""
     return {
         name: torch.tensor(getattr(round, name), dtype=torch.float64, device=device)
         for name in ("lr", "decay", "number")
@@ -140,174 +76,192 @@ def changing(round: Round, device: torch.device) -> dict[str, Any]:
 
 
 def require_alike(trees: Sequence[Any]) -> None:
-    """Trees that can be stacked: of tensors, and of one shape."""
+    """Refuse trees that cannot be stacked: leaves must be tensors of the same shapes."""
     leaves = [pytree.tree_leaves(one) for one in trees]
     if any(not isinstance(x, Tensor) for one in leaves for x in one):
-        raise Unbatchable("what they hold is not all tensors")
+        raise Unbatchable("their states hold values that are no tensors")
     shapes = [[x.shape for x in one] for one in leaves]
     if any(shape != shapes[0] for shape in shapes):
-        raise Unbatchable("what they hold differs in shape")
+        raise Unbatchable("their states differ in shape")
 
 
-def stack(trees: Sequence[Any]) -> Any:
-    """Trees of one shape as one tree whose tensors have a leading axis."""
+def stack_trees(trees: Sequence[Any]) -> Any:
+    """Return trees of the same shapes as one tree whose tensors have a leading axis of clients."""
     require_alike(trees)
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
 
 
-def seats(clients: int, usual: int) -> int:
-    """How many a cohort is filled up to where every size has to be compiled or recorded: few sizes, little in vain.
+def padded_size(clients: int, usual: int) -> int:
+    """Return the size to which a cohort is padded, so that few sizes have to be recorded.
 
-    From one size to the next it is twice what cohorts drawn by coins deviate by, so that most of them need two sizes.
+    Sizes are two standard deviations of a cohort drawn by coins apart, so that most rounds need one of two sizes.
     """
     step = max(1, round(2 * math.sqrt(usual)))
     return usual + -((usual - clients) // step) * step
 
 
-def may_be_vmaps(error: Exception) -> bool:
-    """Whether `torch.vmap` may have raised it: errors of values, which have other reasons too, begin with its name."""
+def may_come_from_vmap(error: Exception) -> bool:
+    """Return whether `torch.vmap` may have raised an error. Its own ValueErrors begin with its name."""
     return not isinstance(error, ValueError) or str(error).startswith("vmap(")
 
 
 @contextmanager
-def batchable() -> Iterator[None]:
-    """What `torch.vmap` cannot do, it says in errors of no kind and no words of their own.
+def reporting_unbatchable() -> Iterator[None]:
+    """Turn the errors that `torch.vmap` raises for unsupported operations into `Unbatchable`.
 
-    An error that is the model's or the method's own comes again when clients train one after another. What it does
-    more slowly than it might is no matter for people who write no PyTorch.
+    vmap raises ordinary RuntimeErrors. An error of the model or the method itself is raised again when clients train
+    one after another. vmap's performance warnings concern authors of PyTorch code and are suppressed.
     """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented")
             yield
     except (RuntimeError, ValueError) as error:
-        if "CUDA" in str(error) or "memory" in str(error):
+        of_the_machine = "CUDA" in str(error) or "out of memory" in str(error)
+        if of_the_machine or not may_come_from_vmap(error):
             raise
-        if not may_be_vmaps(error):
-            raise
-        # Its first sentence: what follows is advice to people who write PyTorch.
+        # Later sentences of the message advise authors of PyTorch code.
         raise Unbatchable(str(error).splitlines()[0].split(". ")[0]) from error
 
 
 class Batched(Eager):
     """Runs a method's `local_update` once for the whole cohort.
 
-    Numbers are those of the eager engine up to rounding. Methods that look at their numbers, and models that draw
+    Results are those of the eager engine up to rounding. Methods that look at their values, and models that draw
     random numbers, cannot be run this way.
     """
 
-    task_kind: type[CohortTask] = CohortTask
+    problem_kind: type[CohortProblem] = CohortProblem
     fills = False
-    """Whether cohorts of unusual sizes are filled up, see `seats`."""
+    """Whether cohorts of unusual sizes are padded, see `padded_size`."""
 
-    def __init__(self, *args: Any, examples: Sequence[int] | None = None, usual: int = 0, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.usual = usual
-        """How many clients most cohorts have."""
-        self.device = self.clients[0].y.device
-        self.shapes = Shapes(examples or [len(c.y) for c in self.clients], self.batch_size)
-        self.together = self.task_kind(self.task.model, self.task.loss_function, self.task.weight_decay)
-        self.together.tf32, self.together.copies = self.task.tf32, self.task.copies
+    def __init__(self, work: Workload) -> None:
+        super().__init__(work)
+        self.device = work.device
+        self.shapes = Shapes(work.examples or [len(c.y) for c in self.clients], work.batch_size)
+        self.together = self.problem_kind(self.problem.model, self.problem.loss_function, self.problem.weight_decay)
+        self.together.tf32 = self.problem.tf32
         self._batches: dict[tuple[int, Shape, bool], CohortBatches] = {}
-        self._fits = not self.shapes.any.ragged or is_mean(self.task.loss_function, self._scores())
-        """Whether the loss can leave out samples that only fill a batch."""
-
-    def _scores(self) -> Tensor:
-        """What the model says to a sample."""
-        shown = inputs(self.clients[0].x[:1].clone(), self.normalization, self.dtype)
-        with torch.no_grad():
-            return self.task.outputs(self.task.params(), shown)
-
-    def one_by_one(self) -> Eager:
-        """The plain engine for the same run."""
-        return Eager(
-            self.algorithm, self.task, self.clients, self.batch_size, self.seed, self.crop_padding, self.normalization
-        )
 
     def train(
-        self, cohort: Sequence[int], states: Sequence[Any], payloads: Sequence[Payload], round: Round
-    ) -> Together:
-        """The cohort's work of a round; what it made may be overwritten by the next round's."""
+        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload], round: Round
+    ) -> Iterable[Result]:
+        return [self._train_cohort(cohort, members, list(payloads), round)]
+
+    def _train_cohort(
+        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload], round: Round
+    ) -> CohortResult:
+        """Train a cohort."""
         batches = self._turn_to(self._filled(cohort), round.number)
         shared = all(payload is payloads[0] for payload in payloads)
-        payload = payloads[0] if shared else stack(self._filled(payloads))
-        with batchable():
-            return self._run(batches, stack(self._filled(states)), payload, shared, round).first(len(cohort))
+        payload = contract.own(payloads[0]) if shared else stack_trees(self._filled(payloads))
+        with reporting_unbatchable():
+            states = stack_trees(self._filled([(m.client, m.ledger) for m in members]))
+            return self._run(batches, states, payload, shared, round).first(len(cohort))
 
     def _filled(self, cohort: Sequence[T]) -> Sequence[T]:
-        """Something of every client, that of the last one again for seats that nobody has."""
+        """Repeat the last entry up to a size that was recorded before."""
         if not self.fills:
             return cohort
-        return [*cohort, *[cohort[-1]] * (seats(len(cohort), self.usual) - len(cohort))]
+        return [*cohort, *[cohort[-1]] * (padded_size(len(cohort), self.work.usual_cohort) - len(cohort))]
 
     def _turn_to(self, cohort: Sequence[int], round: int) -> CohortBatches:
-        if not self._fits:
-            raise Unbatchable("their batches differ in size, and the loss of a batch is not the mean of its samples'")
+        if self.shapes.any.ragged and not self.work.loss_is_mean:
+            raise Unbatchable("their batches differ in size, and the loss may not be the mean over samples")
         shape = self.shapes.of(cohort)
-        key = (len(cohort), shape, round == EVALUATION)
+        key = (len(cohort), shape, round == EVALUATION_ROUND)
         batches = self._batches.get(key)
         if batches is None:
-            batches = CohortBatches(shape, self.seed, self.crop_padding, self.normalization, self.dtype, self.device)
+            work = self.work
+            if not self.fills and len(self._batches) == MAX_KEPT_BATCHES:
+                del self._batches[next(iter(self._batches))]
+            batches = CohortBatches(shape, work.seed, work.crop_padding, work.normalization, work.dtype, self.device)
             self._batches[key] = batches
         batches.show(cohort, [self.clients[c] for c in cohort], round)
         return batches
 
-    def _run(self, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round) -> Together:
-        update = contract.checked_update(self.algorithm.local_update, type(states))
-        states, uploads = self._each(update, batches, states, payload, shared, round)
-        return Together(states, uploads, len(batches.cohort))
+    def _run(self, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round) -> CohortResult:
+        method = self.algorithm
+        form = payload if shared else pytree.tree_map(lambda x: x[0], payload)
 
-    def _each(
-        self, work: Work, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round
-    ) -> Any:
-        """What every client of the cohort does."""
+        def update(state: Any, payload: Payload, data: Any) -> Any:
+            client, ledger = state
+            made = method.local_update(self.together, client, ledger, payload, data, round)
+            client, upload = contract.require_update(made, form)
+            return client, upload, method.address(client)
+
+        def personalize(client: Any, payload: Payload, data: Any) -> Any:
+            made = method.personalize(self.together, client, payload, data, round)
+            return contract.require_state("personalize", made)
+
+        clients, uploads, addresses = self._each(update, batches, states, payload, shared)
+        uploads = self._uploaded_from(uploads, states)
+        if method.personalizes():
+            clients = self._each(personalize, batches, clients, payload, shared)
+        return CohortResult(clients, states[1], addresses, uploads, len(batches.cohort))
+
+    def _uploaded_from(self, uploads: Payload, states: Any) -> Payload:
+        """Return the uploads; called between the two phases of a round."""
+        return uploads
+
+    def _each(self, work: Work, batches: CohortBatches, states: Any, payload: Payload, shared: bool) -> Any:
+        """Do some work for every client of the cohort."""
 
         def one(slot: Tensor, state: Any, payload: Payload) -> Any:
-            return work(self.together, state, payload, CohortData(batches, slot), round)
+            return work(state, payload, CohortData(batches, slot))
 
         slots = torch.arange(len(batches.cohort), device=self.device)
         with torch.no_grad():
             return torch.vmap(one, in_dims=(0, 0, None if shared else 0))(slots, states, payload)
 
-    looks_ahead = False
-    """Whether it wants to be told who trains next."""
-
-    def expect(self, cohort: Sequence[int], states: Sequence[Any], round: Round) -> None:
-        """The next call of `train` will be for these, with these very states."""
-
-    def meanwhile(self, work: Callable[[], T]) -> Future[T] | None:
-        """Do some work with the uploads while clients still learn for themselves; None if none do."""
-        return None
-
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    def personal_accuracy(self, cohort: Sequence[int], states: Sequence[Any], payload: Payload) -> Tensor:
-        """How many of its test samples every client's own model gets right; not yet read back."""
-        batches, like = self._turn_to(cohort, EVALUATION), self.task.params()
-        payload = contract.lent(self.algorithm, payload)  # states are stacked, and so copies
+    def personal_accuracy(
+        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload]
+    ) -> list[float | None]:
+        each = zip(cohort, members, payloads, strict=True)
+        correct = []
+        while group := list(islice(each, MAX_EVALUATED_TOGETHER)):
+            numbers, their_members, their_payloads = zip(*group, strict=True)
+            correct.append(self._personal_correct(numbers, [m.client for m in their_members], their_payloads))
+        return self._accuracies(correct, cohort)
 
-        def one(slot: Tensor, state: Any) -> Params:
-            made = self.algorithm.personal_model(self.together, state, payload, CohortData(batches, slot))
-            return contract.checked_model("personal_model", made, like)
+    def _personal_correct(self, cohort: Sequence[int], states: Sequence[Any], payloads: Sequence[Payload]) -> Tensor:
+        """Return the number of test samples that every client's own model gets right; not yet read back."""
+        batches, like = self._turn_to(cohort, EVALUATION_ROUND), self.problem.params()
+        shared = all(payload is payloads[0] for payload in payloads)
 
-        with batchable(), torch.no_grad():
-            slots = torch.arange(len(cohort), device=self.device)
-            return self._right(torch.vmap(one)(slots, stack(states)), cohort)
+        def model(state: Any, payload: Payload, data: Any) -> Params:
+            made = self.algorithm.personal_model(self.together, state, payload, data)
+            return contract.require_model("personal_model", made, like)
 
-    def shared_accuracy(self, params: Params, cohort: Sequence[int]) -> Tensor:
-        """How many of its test samples one model gets right for every client; not yet read back."""
-        with batchable(), torch.no_grad():
-            return self._right({k: x.expand(len(cohort), *x.shape) for k, x in params.items()}, cohort)
+        with reporting_unbatchable(), torch.no_grad():
+            sent = contract.own(payloads[0]) if shared else stack_trees(payloads)
+            return self._correct(self._each(model, batches, stack_trees(states), sent, shared), cohort)
 
-    def _right(self, params: Params, cohort: Sequence[int]) -> Tensor:
-        """Right answers by client, of stacked models."""
+    @torch.no_grad()
+    def accuracy(self, params: Params, cohort: Sequence[int]) -> list[float | None]:
+        correct = []
+        with reporting_unbatchable():
+            for start in range(0, len(cohort), MAX_EVALUATED_TOGETHER):
+                group = cohort[start : start + MAX_EVALUATED_TOGETHER]
+                correct.append(self._correct({k: x.expand(len(group), *x.shape) for k, x in params.items()}, group))
+        return self._accuracies(correct, cohort)
+
+    def _accuracies(self, correct: list[Tensor], cohort: Sequence[int]) -> list[float | None]:
+        """Return accuracies from counts of correct answers, which are read back once."""
+        tested = [len(self.clients[c].y_test) for c in cohort]
+        return [r / n if n else None for r, n in zip(torch.cat(correct).tolist(), tested, strict=True)]
+
+    def _correct(self, params: Params, cohort: Sequence[int]) -> Tensor:
+        """Return the number of correct answers by client, of stacked models."""
         held = [self.clients[c] for c in cohort]
         x = pad_sequence([h.x_test for h in held], batch_first=True)
         y = pad_sequence([h.y_test for h in held], batch_first=True, padding_value=-1)
-        right = torch.zeros(len(cohort), dtype=torch.int64, device=self.device)
-        each = max(1, CHUNK // len(cohort))
+        correct = torch.zeros(len(cohort), dtype=torch.int64, device=self.device)
+        each = max(1, EVALUATION_BATCH // len(cohort))
         for start in range(0, y.shape[1], each):
             part = slice(start, start + each)
-            shown = inputs(x[:, part], self.normalization, self.dtype)
-            right += (self.together.cohort_outputs(params, shown).argmax(-1) == y[:, part]).sum(1)
-        return right
+            shown = inputs(x[:, part], self.work.normalization, self.work.dtype)
+            correct += (self.together.cohort_outputs(params, shown).argmax(-1) == y[:, part]).sum(1)
+        return correct

@@ -18,27 +18,24 @@ from torch.utils import _pytree as pytree
 
 from fedslr.core import seeds
 from fedslr.core.types import Batch
-from fedslr.data.augment import Moves, draw_moves, move
-from fedslr.data.federation import ClientData
+from fedslr.data.augment import FlipsAndCrops, apply_flips_and_crops, draw_flips_and_crops
+from fedslr.data.client_data import ClientData
 from fedslr.data.normalization import Normalization, inputs
-
-RunStep = Callable[[Callable[[Any, Any], Any], Any, Any], Any]
-"""A step of `scan`, its carry and its batch, to the next carry."""
 
 
 class Unbatchable(Exception):
     """A method or a model whose clients cannot be trained together."""
 
 
-class Filled:
-    """A batch some of whose samples are only there to fill it: for `task` alone, which knows how to leave them out."""
+class PaddedBatch:
+    """A batch that padding samples fill up. Only the problem reads it, because it leaves out the padding."""
 
     __slots__ = ("inputs", "labels", "weight")
 
     def __init__(self, inputs: Tensor, labels: Tensor, weight: Tensor) -> None:
         self.inputs, self.labels = inputs, labels
         self.weight = weight
-        """1/size for the batch's own samples, 0 for the others."""
+        """1/size for the batch's own samples, 0 for padding."""
 
     def _looked_into(self, *_: Any) -> Any:
         raise Unbatchable("the method looks into batches itself, and clients hold different numbers of samples")
@@ -48,12 +45,12 @@ class Filled:
 
 
 pytree.register_pytree_node(
-    Filled, lambda batch: ([batch.inputs, batch.labels, batch.weight], None), lambda parts, _: Filled(*parts)
+    PaddedBatch, lambda batch: ([batch.inputs, batch.labels, batch.weight], None), lambda parts, _: PaddedBatch(*parts)
 )
 
 
 class Passes(NamedTuple):
-    """All batches of some passes over the data: (clients, steps, samples, …)."""
+    """The batches of some passes over the data, as tensors of shape (clients, steps, samples, …)."""
 
     x: Tensor
     y: Tensor
@@ -65,7 +62,7 @@ class Passes(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a cohort is fitted into."""
+    """The dimensions of the tensors that hold a cohort's batches."""
 
     steps: int
     """Batches per pass of the client that has most."""
@@ -83,13 +80,13 @@ class Shape(NamedTuple):
 
 
 class Shapes:
-    """What the cohorts of a run are fitted into: one shape for all, and a smaller one for those that are usual.
+    """The shapes that the cohorts of a run use: one that fits every cohort, and one without padding.
 
-    Where most clients hold the same number of samples, a cohort of such alone needs no padding.
+    A cohort of clients that all hold the most common number of samples needs no padding.
     """
 
     WORTH = 0.5
-    """The share of all cohorts from which on those without padding are worth a shape, and a recording, of their own."""
+    """The share of cohorts without padding from which on they get a shape, and a recording, of their own."""
 
     def __init__(self, examples: Sequence[int], batch_size: int) -> None:
         self.examples = examples
@@ -105,7 +102,7 @@ class Shapes:
 
 
 class CohortBatches:
-    """The passes a method asks for, made for one cohort after another in buffers that stay where they are."""
+    """The batches of one cohort after another, in buffers that stay in place."""
 
     def __init__(
         self,
@@ -122,15 +119,17 @@ class CohortBatches:
         self.cohort: Sequence[int] = ()
         self.between_steps: Callable[[], None] = lambda: None
         """Called before every step; an engine may want to know."""
-        self.run_step: RunStep | None = None
-        """How an engine wants a step to be run; None: as it is written."""
         self.counts: Tensor | None = None
         """(clients, 2): samples and batches per pass, where clients differ."""
+        self.numbers: Tensor | None = None
+        """The number of every client."""
 
     def show(self, cohort: Sequence[int], clients: Sequence[ClientData], round: int) -> None:
-        """Turn to a cohort and a round: whatever was asked for so far is made for them."""
+        """Fill the buffers with the batches of a cohort and a round."""
         self.cohort, self.round = cohort, round
         self.examples = [len(c.y) for c in clients]
+        numbers = self._send(np.array(cohort, np.int64))
+        self.numbers = numbers if self.numbers is None else self.numbers.copy_(numbers)
         self._x, self._y = torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
         if self.shape.ragged:
             self._count(self.examples)
@@ -139,7 +138,7 @@ class CohortBatches:
                 old.copy_(new)
 
     def _count(self, examples: Sequence[int]) -> None:
-        """Every client's samples and batches, as numbers that stay where they are."""
+        """Write the numbers of samples and batches of every client into a buffer that stays in place."""
         found = self._send(np.array([(n, -(-n // self.shape.batch)) for n in examples])).to(self.dtype)
         if self.counts is None:
             self.counts = found
@@ -157,7 +156,7 @@ class CohortBatches:
         slots = count * self.shape.steps * batch
         order = np.zeros((clients, slots), np.int64)
         weight = np.zeros((clients, slots))
-        moves = Moves(np.zeros((clients, slots), bool), *np.full((2, clients, slots), self.crop_padding))
+        augmentation = FlipsAndCrops(np.zeros((clients, slots), bool), *np.full((2, clients, slots), self.crop_padding))
         partner = np.zeros((clients, slots // batch), np.int64)
         begin = 0
         for i, (client, examples) in enumerate(zip(self.cohort, self.examples, strict=True)):
@@ -170,19 +169,23 @@ class CohortBatches:
                 if examples % batch:
                     weight[i, at.stop - examples % batch : at.stop] = 1 / (examples % batch)
                 if self.crop_padding:
-                    for all_of_it, drawn in zip(moves, draw_moves(examples, self.crop_padding, rng), strict=True):
+                    for all_of_it, drawn in zip(
+                        augmentation, draw_flips_and_crops(examples, self.crop_padding, rng), strict=True
+                    ):
                         all_of_it[i, at] = drawn
                 partner[i, epoch * steps : (epoch + 1) * steps] = epoch * steps + (np.arange(steps) + 1) % steps
             order[i, count * steps * batch :] = begin
             begin += examples
         active = weight.reshape(clients, -1, batch)[:, :, 0] > 0
-        return self._gather(order, weight, moves, active, partner)
+        return self._gather(order, weight, augmentation, active, partner)
 
-    def _gather(self, order: Any, weight: Any, moves: Moves, active: Any, partner: Any) -> Passes:
+    def _gather(self, order: Any, weight: Any, augmentation: FlipsAndCrops, active: Any, partner: Any) -> Passes:
         samples = self._send(order).flatten()
         x = inputs(self._x.index_select(0, samples), self.normalization, self.dtype)
         if self.crop_padding:
-            x = move(x, self.crop_padding, Moves(*(self._send(part).flatten() for part in moves)))
+            x = apply_flips_and_crops(
+                x, self.crop_padding, FlipsAndCrops(*(self._send(part).flatten() for part in augmentation))
+            )
         fold = (len(order), -1, self.shape.batch)
         return Passes(
             x.reshape(*fold, *x.shape[1:]),
@@ -211,8 +214,8 @@ class StepsOf:
     """The steps of one client of a cohort, inside `torch.vmap`: what `scan` walks through."""
 
     def __init__(self, batches: CohortBatches, passes: Passes, slot: Tensor, pairs: bool = False) -> None:
-        self.shape, self.between_steps, self.run_step = batches.shape, batches.between_steps, batches.run_step
-        self.recorded = batches.run_step is not None or batches.device.type == "cuda"
+        self.shape, self.between_steps = batches.shape, batches.between_steps
+        self.recorded = batches.device.type == "cuda"
         self.passes, self.slot, self.pairs = passes, slot, pairs
         # Once for all steps: a step's batch is then a view.
         self.own = [_row(part, slot) for part in passes[:3]] if batches.device.type == "cpu" else None
@@ -229,11 +232,11 @@ class StepsOf:
 
     def scan(self, step: Callable[[Any, Any], Any], carry: Any) -> Any:
         if self.recorded:
-            # What all clients share becomes every client's own at once, so that the first step is like the others.
+            # Give every client its own copy of shared values at once, so that the first step is like the others.
             carry = pytree.tree_map(lambda x: torch.where(self.slot >= 0, x, x), carry)
         for number, item in enumerate(self._items()):
             self.between_steps()
-            new = step(carry, item) if self.run_step is None else self.run_step(step, carry, item)
+            new = step(carry, item)
             if self.shape.ragged:
                 active = _cell(self.passes.active, self.slot, number)
                 new = pytree.tree_map(lambda a, b, here=active: torch.where(here, a, b), new, carry)
@@ -251,14 +254,14 @@ class StepsOf:
         )
         return self.batch(step), self.batch(following)
 
-    def batch(self, step: Any) -> Batch | Filled:
+    def batch(self, step: Any) -> Batch | PaddedBatch:
         """One batch; where all clients are alike, without what fills it."""
         if self.own is not None:
             x, y, weight = (part[step] if isinstance(step, int) else _row(part, step) for part in self.own)
         else:
             x, y, weight = (_cell(part, self.slot, step) for part in self.passes[:3])
         if self.shape.ragged:
-            return Filled(x, y, weight)
+            return PaddedBatch(x, y, weight)
         size = self.shape.sizes[step % self.shape.steps]
         return Batch(x[:size], y[:size])
 
@@ -268,6 +271,8 @@ class CohortData:
 
     def __init__(self, batches: CohortBatches, slot: Tensor) -> None:
         self._batches, self._slot = batches, slot
+        assert batches.numbers is not None
+        self.client = _row(batches.numbers, slot)
         self.num_examples: Any = batches.examples[0] if batches.counts is None else _row(batches.counts, slot)[0]
 
     def epochs(self, count: int, phase: int = 0) -> Any:

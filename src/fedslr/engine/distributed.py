@@ -1,4 +1,4 @@
-"""Several processes that simulate one federation together, started by `torchrun`. Only here torch.distributed is known.
+"""Several processes, started by `torchrun`, that simulate one federation. Only this module uses torch.distributed.
 
 Client c lives in process c mod size: it trains there, is evaluated there, and its state is kept there. Every process
 draws the same cohorts and keeps the same server; what the others need of a round goes through one all-reduce.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -27,7 +27,7 @@ from fedslr.core.group import Group, T
 from fedslr.core.tree import Tree
 
 PATIENCE = timedelta(minutes=30)
-"""How long a process waits for one that is silent but not gone: a round without clients of its own may be long."""
+"""The time that a process waits for a silent one. A round in which it has no clients may be long."""
 
 
 class Deserted(FedslrError):
@@ -43,22 +43,31 @@ class Several(Group):
         self._shape: Tree | None = None
         self._stop = False
 
-    def mean(
-        self, own: Tree | None, weight: float, counts: Sequence[int], device: torch.device
-    ) -> tuple[Tree, list[int]]:
+    def sum(self, own: Tree | None, weight: float, device: torch.device) -> tuple[Tree | None, float]:
         shape = self._agree_on_shape(own)
         where = device if device.type == "cuda" and "nccl" in dist.get_backend_config() else torch.device("cpu")
-        head = torch.tensor([weight, self._should_stop(), *counts], dtype=torch.float64, device=where)
-        # Counts are exact in double precision, and a mean in single precision is the same however clients are dealt.
-        total = torch.cat([head, _weighted(own, weight, shape, where)])
+        head = torch.tensor([weight, self._should_stop()], dtype=torch.float64, device=where)
+        # A sum in double precision is the same in single precision, however clients are assigned to processes.
+        total = torch.cat([head, _flat(own, shape, where)])
         with _others():
             dist.all_reduce(total)
-        weight, asked, *added = total[: len(head)].tolist()
+        weight, asked = total[:2].tolist()
         self._stop = asked > 0
-        return _restored(total[len(head) :] / weight, shape, device), [round(count) for count in added]
+        return _restored(total[2:], shape, device), weight
+
+    def require_same_run(self, description: Callable[[], Any], num_clients: int, server_sees: str) -> None:
+        if server_sees == "each":
+            raise FedslrError("torchrun: this method's server must see every upload; run it in one process")
+        if self.size > num_clients:
+            raise FedslrError(
+                f"torchrun: {self.size} processes for {num_clients} clients; expected at most one for each"
+            )
+        mine = description()
+        if any(other != mine for other in self.gather(mine)):
+            raise FedslrError("torchrun: the processes were given different data, models or settings; seed them alike")
 
     def _agree_on_shape(self, own: Tree | None) -> Tree:
-        """What an upload looks like; a process whose clients were not sampled in the first round has seen none."""
+        """Return the shapes of an upload. A process without clients in the first round learns them from the others."""
         if self._shape is None:
             known = self.gather(None if own is None else tree.map(lambda x: x.to("meta"), own))
             self._shape = next(shape for shape in known if shape is not None)
@@ -74,12 +83,12 @@ class Several(Group):
         return found
 
 
-def _weighted(own: Tree | None, weight: float, shape: Tree, where: torch.device) -> Tensor:
-    """An upload as one vector, times its weight; zeros for nobody's."""
+def _flat(own: Tree | None, shape: Tree, where: torch.device) -> Tensor:
+    """Return a tree as one vector; zeros for a process whose clients were not sampled."""
     if own is None:
         return torch.zeros(sum(x.numel() for x in tree.leaves(shape)), dtype=torch.float64, device=where)
     ordered = tree.leaves(tree.map(lambda like, x: x, shape, own))
-    flat = [x.detach().to(where).to(torch.float64).flatten() * weight for x in ordered]
+    flat = [x.detach().to(where).to(torch.float64).flatten() for x in ordered]
     return torch.cat(flat) if flat else torch.zeros(0, dtype=torch.float64, device=where)
 
 
@@ -90,7 +99,7 @@ def _restored(vector: Tensor, shape: Tree, device: torch.device) -> Tree:
 
 @contextmanager
 def _others() -> Iterator[None]:
-    """Whatever goes wrong between processes, goes wrong because one is gone."""
+    """Report errors between processes: they mean that one of them is gone."""
     try:
         yield
     except RuntimeError as error:
@@ -100,7 +109,7 @@ def _others() -> Iterator[None]:
 
 
 def several() -> bool:
-    """Whether this process was started as one of several."""
+    """Return whether this process was started as one of several."""
     if not dist.is_available():
         return False
     if dist.is_initialized():
@@ -134,7 +143,7 @@ def _leave() -> None:
 
 
 def speaks() -> bool:
-    """Whether this process is the one to say why a run ends: the first that wants to."""
+    """Return whether this process reports why a run ends: the first that asks does."""
     if not several():
         return True
     if not dist.is_initialized():

@@ -2,93 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from fedslr.core import seeds
-from fedslr.core.algorithm import Algorithm
 from fedslr.core.generators import seeded
-from fedslr.core.problem import Task
 from fedslr.core.types import Params, Payload, Round
-from fedslr.data.batches import EVALUATION, ShuffledData
-from fedslr.data.federation import ClientData
-from fedslr.data.normalization import Normalization, inputs
+from fedslr.data.batches import EVALUATION_ROUND, ShuffledData
 from fedslr.engine import contract
+from fedslr.engine.results import ClientResult, Result
+from fedslr.engine.workload import Member, Workload
 
-CHUNK = 1024
+T = TypeVar("T")
+
+CLIENTS_IN_MEMORY = 100
+"""Clients whose test data are held at once to evaluate one model."""
+
+EVALUATION_BATCH = 1024
 """Samples per forward pass of a model that does not train."""
 
 
 class Eager:
     """Runs a method's functions as they are written."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm[Any, Any],
-        task: Task,
-        clients: Sequence[ClientData],
-        batch_size: int,
-        seed: int,
-        crop_padding: int = 0,
-        normalization: Normalization | None = None,
-    ) -> None:
-        self.algorithm = algorithm
-        self.task = task
-        self.clients = clients
-        self.batch_size = batch_size
-        self.seed = seed
-        self.crop_padding = crop_padding
-        self.normalization = normalization
-        self.dtype = next(task.model.parameters()).dtype
+    looks_ahead = False
 
-    def _data(self, client: int, round: int) -> ShuffledData:
-        held = self.clients[client]
+    def __init__(self, work: Workload) -> None:
+        self.work = work
+        self.algorithm, self.problem, self.clients = work.algorithm, work.problem, work.clients
+
+    def train(
+        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload], round: Round
+    ) -> Iterable[Result]:
+        for number, member, payload in zip(cohort, members, payloads, strict=True):
+            yield self._train_one(number, member, payload, round)
+
+    def _train_one(self, number: int, member: Member, payload: Payload, round: Round) -> ClientResult:
+        client, upload, address = self.local_update(number, member, payload, round)
+        if self.algorithm.personalizes():
+            client = self.personalize(number, client, payload, round)
+        return ClientResult(Member(client, member.ledger, address), upload)
+
+    def local_update(self, number: int, member: Member, payload: Payload, round: Round) -> tuple[Any, Payload, Payload]:
+        """Return a client's new state, its upload and its address."""
+        with self.seeded(number, round.number), noting_client(round, number, self.algorithm.name):
+            client, ledger, received = contract.own((member.client, member.ledger, payload))
+            data = self._data(number, round.number)
+            made = self.algorithm.local_update(self.problem, client, ledger, received, data, round)
+            client, upload = contract.require_update(made, payload)
+            return client, upload, self.algorithm.address(client)
+
+    def personalize(self, number: int, client: Any, payload: Payload, round: Round) -> Any:
+        """Return a client's state after its personal phase, which draws random numbers of its own."""
+        with self.seeded(number, round.number, phase=1), noting_client(round, number, self.algorithm.name):
+            own, received = contract.own((client, payload))
+            data = self._data(number, round.number)
+            made = self.algorithm.personalize(self.problem, own, received, data, round)
+            return contract.require_state("personalize", made)
+
+    def expect(self, cohort: Sequence[int], members: Sequence[Member], round: Round) -> None:
+        pass
+
+    def meanwhile(self, work: Callable[[], T]) -> Callable[[], T]:
+        return work
+
+    def _data(self, number: int, round: int) -> ShuffledData:
+        held, work = self.clients[number], self.work
         return ShuffledData(
             held.x,
             held.y,
-            self.batch_size,
-            self.seed,
-            round,
-            client,
-            self.crop_padding,
-            self.normalization,
-            self.dtype,
+            batch_size=work.batch_size,
+            seed=work.seed,
+            round=round,
+            client=number,
+            crop_padding=work.crop_padding,
+            normalization=work.normalization,
+            dtype=work.dtype,
         )
 
-    def local_update(self, client: int, state: Any, payload: Payload, round: Round) -> tuple[Any, Payload]:
-        """One client's work of a round."""
-        with self.seeded(client, round.number):
-            update = contract.checked_update(self.algorithm.local_update, type(state))
-            data = self._data(client, round.number)
-            return update(self.task, contract.own(state), contract.own(payload), data, round)
-
-    def personal_model(self, client: int, state: Any, payload: Payload) -> Params:
-        with self.seeded(client, EVALUATION):
-            state, payload = contract.lent(self.algorithm, (state, payload))
-            made = self.algorithm.personal_model(self.task, state, payload, self._data(client, EVALUATION))
-        return contract.checked_model("personal_model", made, self.task.params())
-
     @contextmanager
-    def seeded(self, client: int, round: int) -> Iterator[None]:
-        """Dropout and its like draw from the round and the client, so a resumed run repeats them."""
-        drawn = seeds.integer(seeds.NOISE, self.seed, round, client)
-        with seeded(drawn, self.clients[client].y.device), torch.no_grad():
+    def seeded(self, number: int, round: int, phase: int = 0) -> Iterator[None]:
+        drawn = seeds.integer(seeds.NOISE, self.work.seed, round, number, phase)
+        with seeded(drawn, self.work.device), torch.no_grad():
             yield
 
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    def personal_model(self, number: int, member: Member, payload: Payload) -> Params:
+        with self.seeded(number, EVALUATION_ROUND):
+            client, received = contract.own((member.client, payload))
+            made = self.algorithm.personal_model(self.problem, client, received, self._data(number, EVALUATION_ROUND))
+        return contract.require_model("personal_model", made, self.problem.params())
+
+    def personal_accuracy(
+        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload]
+    ) -> list[float | None]:
+        return [
+            self.accuracy(self.personal_model(number, member, payload), [number])[0]
+            for number, member, payload in zip(cohort, members, payloads, strict=True)
+        ]
+
     @torch.no_grad()
-    def accuracy(self, params: Params, clients: Sequence[int]) -> list[float | None]:
-        """The share of right answers of one model on each client's test data; None for a client that has none."""
-        held = [self.clients[c] for c in clients]
+    def accuracy(self, params: Params, cohort: Sequence[int]) -> list[float | None]:
+        groups = [cohort[i : i + CLIENTS_IN_MEMORY] for i in range(0, len(cohort), CLIENTS_IN_MEMORY)]
+        return [found for group in groups for found in self._accuracy(params, group)]
+
+    def _accuracy(self, params: Params, cohort: Sequence[int]) -> list[float | None]:
+        held = [self.clients[c] for c in cohort]
         x = torch.cat([h.x_test for h in held])
         y = torch.cat([h.y_test for h in held])
         if not len(y):
             return [None] * len(held)
         right = []
-        for i in range(0, len(y), CHUNK):
-            shown = inputs(x[i : i + CHUNK], self.normalization, self.dtype)
-            right.append(self.task.outputs(params, shown).argmax(1) == y[i : i + CHUNK])
+        for i in range(0, len(y), EVALUATION_BATCH):
+            shown = self.work.prepare(x[i : i + EVALUATION_BATCH])
+            right.append(self.problem.outputs(params, shown).argmax(1) == y[i : i + EVALUATION_BATCH])
         parts = torch.split(torch.cat(right).cpu(), [len(h.y_test) for h in held])
         return [float(part.double().mean()) if len(part) else None for part in parts]
+
+
+@contextmanager
+def noting_client(round: Round, number: int, method: str) -> Iterator[None]:
+    """Add to an error in which round and client it was raised."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in round {round.number + 1}, client {number} ({method})")
+        raise

@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""The choice of the clients that take part in a round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedslr.core import plugins, seeds
 from fedslr.core.errors import FedslrError
 
 Select = Callable[[Any, int, Sequence[int]], Sequence[int]]
-"""From a generator, the cohort size asked for and every client's number of examples to the clients of a round."""
+"""A function of a random generator, the cohort size and every client's number of examples that returns a cohort."""
 
 
 def uniform(rng: np.random.Generator, size: int, examples: Sequence[int]) -> Sequence[int]:
@@ -21,7 +21,7 @@ def uniform(rng: np.random.Generator, size: int, examples: Sequence[int]) -> Seq
 
 
 def bernoulli(rng: np.random.Generator, size: int, examples: Sequence[int]) -> Sequence[int]:
-    """Every client by a coin of its own, `size` on average; drawn again if nobody came."""
+    """Draw every client independently, `size` on average; draw again if the cohort is empty."""
     while True:
         came = np.flatnonzero(rng.random(len(examples)) < size / len(examples))
         if len(came):
@@ -49,7 +49,7 @@ SELECTIONS: dict[str, Select] = {"uniform": uniform, "bernoulli": bernoulli, "by
 
 def find(name: str) -> Select:
     """The selection of a name: one of the table, or `module:function` of a person's own."""
-    return SELECTIONS.get(name) or plugins.load("selection", name)
+    return SELECTIONS.get(name) or plugins.function("selection", name)
 
 
 def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: int) -> list[int]:

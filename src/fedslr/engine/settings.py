@@ -45,7 +45,7 @@ selection_name, loss_name = _function_name(selection.SELECTIONS), _function_name
 
 @dataclass(frozen=True)
 class Settings:
-    """What all methods share: the keywords of `fedslr.run` and the plain keys of a recipe. Defaults are the paper's."""
+    """The settings that all methods share: keywords of `fedslr.run` and keys of a recipe. Defaults are the paper's."""
 
     rounds: Annotated[int, countable, "communication rounds"] = 1000
     clients_per_round: Annotated[int | None, countable, "cohort size; 10, or all where there are fewer"] = None
@@ -61,7 +61,6 @@ class Settings:
     device: Annotated[str, "auto, cpu, cuda, cuda:1, …"] = "auto"
     dtype: Annotated[str, one_of(*DTYPES), "type of all numbers that are kept"] = "float32"
     engine: Annotated[str, one_of("auto", "eager", "batched", "cuda"), "how a cohort is trained"] = "auto"
-    compile: Annotated[bool, "compile local training for a CPU; pays off in long runs"] = False
     precision: Annotated[
         str, one_of("auto", "float32", "tf32", "bf16"), "of float32 products on a GPU; auto: bf16 where it has it"
     ] = "auto"
@@ -100,21 +99,21 @@ class Settings:
         return self.clients_per_round
 
     def round(self, number: int) -> Round:
-        """What clients have to know of a round, counted from 0."""
+        """Return the step sizes and epochs of a round, counted from 0."""
         decay = self.lr_decay**number
         return Round(number, self.rounds, self.lr * decay, decay, self.epochs, self.personal_epochs)
 
     def is_evaluated(self, done: int) -> bool:
-        """Whether the clients are evaluated once so many rounds are done."""
+        """Return whether clients are evaluated after this many rounds."""
         return done % self.evaluate_every == 0 or done == self.rounds
 
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
     def settled(self) -> Settings:
-        """The same with the precision that is `auto` on this machine, as a run folder keeps it.
+        """Return these settings with `precision = "auto"` replaced by the precision of this machine.
 
-        The CUDA engine multiplies in bfloat16, the others exactly. What that does to training: results/precision.
+        The CUDA engine multiplies in bfloat16, the others exactly; results/precision shows the effect on training.
         """
         if self.precision != "auto":
             return self

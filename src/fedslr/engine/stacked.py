@@ -1,15 +1,12 @@
 """A model of many clients at once: every parameter has a leading axis of clients, every client its own batch.
 
-`stack` rewrites a model's graph layer by layer. Activations are (clients, samples, height, width, channels), so that
-what a convolution gathers lies together; group norm, the residual it is added to and the ReLU after it are one kernel.
-Models made of other layers than the ones here are not rewritten (`stack` gives None); engines then vectorize them with
-`torch.vmap`.
+`stack_model` rewrites a model's graph layer by layer. Activations are (clients, samples, height, width, channels), so
+that the values a convolution gathers are adjacent. Group norm, the residual added to it and the ReLU after it are one
+kernel. `stack_model` returns None for a model with other layers; engines then vectorize it with `torch.vmap`.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -19,171 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fedslr.core.types import Params
+from fedslr.engine import stacked_layers as layers
 
 Network = Callable[[Params, Tensor], Tensor]
 """Stacked parameters and inputs (clients, samples, channels, height, width) to outputs (clients, samples, classes)."""
-
-
-# --- layers ----------------------------------------------------------------------------------------------------------
-
-WIDE = 16
-"""Channels that the matrix units take at a time."""
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether kernels can be compiled; PyTorch brings Triton along where it supports it."""
-    return importlib.util.find_spec("triton") is not None
-
-
-def _has_kernel(x: Tensor) -> bool:
-    """On a GPU, in single or half precision; elsewhere PyTorch's own layers are called, client by client."""
-    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float32) and has_triton()
-
-
-class _Aside:
-    """A second stream, for gradients of weights: nothing waits for them until the backward pass is over.
-
-    They are products, which keep the matrix units busy, while the norms on the way back keep the memory busy.
-    """
-
-    def __init__(self) -> None:
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._used: list[Any] = []
-
-    def run(self, work: Callable[[], Tensor], *used: Tensor) -> Tensor:
-        """Do some work aside; what it reads is kept until the streams have come together again."""
-        device = used[0].device
-        if device.type != "cuda":
-            return work()
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        stream = self._streams[device]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        self._used.append(used)
-        with torch.cuda.stream(stream):
-            return work()
-
-    def join(self) -> None:
-        """From here on, everything done aside is done."""
-        for device in {used[0].device for used in self._used}:
-            torch.cuda.current_stream(device).wait_stream(self._streams[device])
-        self._used.clear()
-
-
-aside = _Aside()
-
-
-class _Conv(torch.autograd.Function):
-    """A convolution whose weights are rounded to the activations' type, and their gradient is not.
-
-    The gradient of weights that are `free`, no function of others, is computed aside.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, stride: int, padding: int, product: str, free: bool) -> Tensor:
-        from fedslr.engine import kernels
-
-        x, rounded = x.contiguous(), w.to(x.dtype).permute(0, 1, 3, 4, 2).contiguous()
-        ctx.save_for_backward(x, rounded)
-        ctx.how, ctx.free = (stride, padding, product), free
-        return kernels.forward(x, rounded, stride, padding, product)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        from fedslr.engine import kernels
-
-        x, w = ctx.saved_tensors
-        dy = dy.contiguous()
-        dx = dw = None
-        if ctx.needs_input_grad[1]:
-
-            def by_weight() -> Tensor:
-                return kernels.weight_gradient(dy, x, w.shape[2], w.shape[3], *ctx.how)
-
-            dw = (aside.run(by_weight, dy, x) if ctx.free else by_weight()).permute(0, 1, 4, 2, 3)
-        if ctx.needs_input_grad[0]:
-            dx = kernels.input_gradient(dy, w, x.shape[2], x.shape[3], *ctx.how)
-        return dx, dw, None, None, None, None
-
-
-class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int, eps: float, relu: bool
-    ) -> Tensor:
-        from fedslr.engine import kernels
-
-        x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-        residual = None if residual is None else residual.contiguous()
-        y, mean, rstd = kernels.norm_forward(x, weight, bias, residual, groups, eps, relu)
-        ctx.save_for_backward(x, weight, bias, None if residual is None else y, mean, rstd)
-        ctx.relu = relu
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        from fedslr.engine import kernels
-
-        x, weight, bias, y, mean, rstd = ctx.saved_tensors
-        dx, by_sample, dr = kernels.norm_backward(dy.contiguous(), x, weight, bias, y, mean, rstd, ctx.relu)
-        dw, db = aside.run(lambda: by_sample.sum(2), by_sample)
-        return dx, dw, db, dr, None, None, None
-
-
-def _conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, product: str) -> Tensor:
-    if _has_kernel(x):
-        narrow = w.shape[2] < WIDE
-        if narrow:
-            x, w, stride, padding = *_as_pixels(x, w, stride, padding), 1, 0
-        y: Tensor = _Conv.apply(x, w, stride, padding, product, not narrow)
-    else:
-        w = w.to(x.dtype)
-        each = [F.conv2d(a.movedim(-1, 1), b, stride=stride, padding=padding) for a, b in zip(x, w, strict=True)]
-        y = torch.stack([a.movedim(1, -1) for a in each])
-    return y if bias is None else y + bias.to(y.dtype)[:, None, None, None, :]
-
-
-def _as_pixels(x: Tensor, w: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:
-    """A convolution of few channels as one of single pixels that hold a whole patch each."""
-    kh, kw = w.shape[3:]
-    x = F.pad(x, (0, 0, padding, padding, padding, padding)).unfold(2, kh, stride).unfold(3, kw, stride)
-    x = x.permute(0, 1, 2, 3, 5, 6, 4).flatten(4)
-    w = w.permute(0, 1, 3, 4, 2).flatten(2)
-    fill = -x.shape[-1] % WIDE
-    return F.pad(x, (0, fill)), F.pad(w, (0, fill))[..., None, None]
-
-
-def _norm(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int, eps: float, relu: bool
-) -> Tensor:
-    if _has_kernel(x):
-        fused: Tensor = _Norm.apply(x, weight, bias, residual, groups, eps, relu)
-        return fused
-    each = F.group_norm(x.flatten(0, 1).movedim(-1, 1), groups, eps=eps).movedim(1, -1).unflatten(0, x.shape[:2])
-    y = each * weight[:, None, None, None, :] + bias[:, None, None, None, :]
-    y = (y if residual is None else y + residual).to(x.dtype)
-    return torch.relu(y) if relu else y
-
-
-def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    y = torch.bmm(x.to(w.dtype), w.mT)
-    return y if bias is None else y + bias[:, None, :]
-
-
-def _flatten(x: Tensor) -> Tensor:
-    """As the model's own flattening orders it: channels first."""
-    return x.movedim(-1, 2).flatten(2) if x.ndim == 5 else x.flatten(2)
-
-
-def _max_pool(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    images = x.flatten(0, 1).movedim(-1, 1)
-    pooled: Tensor = F.max_pool2d(images, *args, **kwargs)
-    pooled = pooled.movedim(1, -1).reshape(*x.shape[:2], *pooled.shape[2:], pooled.shape[1])
-    return pooled
-
-
-# --- rewriting -------------------------------------------------------------------------------------------------------
 
 
 class _Unknown(Exception):
@@ -268,7 +104,7 @@ class _Rewriter:
             if any(other.op == "placeholder" for other in self.made):
                 raise _Unknown
             x = self.graph.placeholder("x")
-            return self.graph.call_function(_channels_last, (x, self.rounded))
+            return self.graph.call_function(layers.channels_last, (x, self.rounded))
         if node.op == "output":
             end: fx.Node = self.graph.output(self._new(node.args[0]))
             return end
@@ -285,19 +121,19 @@ class _Rewriter:
         if what in ("mean", torch.mean) and node.args[1:] in (((2, 3),), ((-2, -1),)) and not node.kwargs:
             return self.graph.call_function(torch.mean, (first, (2, 3)))
         if what in ("flatten", torch.flatten) and node.args[1:] == (1,) and not node.kwargs:
-            return self.graph.call_function(_flatten, (first,))
+            return self.graph.call_function(layers.flatten, (first,))
         if what is F.max_pool2d:
-            return self.graph.call_function(_max_pool, (first, *node.args[1:]), dict(node.kwargs))
+            return self.graph.call_function(layers.max_pool, (first, *node.args[1:]), dict(node.kwargs))
         raise _Unknown
 
     def _layer(self, node: fx.Node, name: str, layer: nn.Module, x: Any) -> fx.Node | None:
         if type(layer) in ELEMENTWISE:
             return self.graph.call_function(ELEMENTWISE[type(layer)], (x,))
         if isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
-            return self.graph.call_function(_flatten, (x,))
+            return self.graph.call_function(layers.flatten, (x,))
         if isinstance(layer, nn.Linear):
             return self.graph.call_function(
-                _linear, (x, self._param(name, "weight", layer), self._param(name, "bias", layer))
+                layers.multiply, (x, self._param(name, "weight", layer), self._param(name, "bias", layer))
             )
         if isinstance(layer, nn.Conv2d):
             plain = layer.groups == 1 and _pair(layer.dilation) == 1 and layer.padding_mode == "zeros"
@@ -305,7 +141,7 @@ class _Rewriter:
                 raise _Unknown
             parts = (self._param(name, "weight", layer), self._param(name, "bias", layer))
             how = (_pair(layer.stride), _pair(layer.padding), self.product)
-            return self.graph.call_function(_conv, (x, *parts, *how))
+            return self.graph.call_function(layers.convolve, (x, *parts, *how))
         if isinstance(layer, nn.GroupNorm) and layer.affine:
             return self._normalize(node, name, layer, x)
         raise _Unknown
@@ -323,7 +159,7 @@ class _Rewriter:
         elif follower is not None and _what(follower, self.modules) in RELUS:
             last, relu = follower, True
         parts = (self._param(name, "weight", layer), self._param(name, "bias", layer))
-        made = self.graph.call_function(_norm, (x, *parts, residual, layer.num_groups, layer.eps, relu))
+        made = self.graph.call_function(layers.normalize, (x, *parts, residual, layer.num_groups, layer.eps, relu))
         if last is not node:
             if residual is not None and follower is not None:
                 self.made[follower] = made
@@ -335,15 +171,8 @@ class _Rewriter:
         return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _channels_last(x: Tensor, rounded: bool) -> Tensor:
-    """Inputs as activations: (clients, samples, H, W, channels), in half precision if that is wanted."""
-    if x.ndim == 5:
-        x = x.movedim(2, -1)
-    return x.to(torch.bfloat16).contiguous() if rounded else x.contiguous()
-
-
-def stack(model: nn.Module, rounded: bool, product: str = "tf32x3") -> Network | None:
-    """The model for stacked parameters; None if it has a layer without a rule here.
+def stack_model(model: nn.Module, rounded: bool, product: str = "tf32x3") -> Network | None:
+    """Return the model for stacked parameters; None if it has a layer without a rule here.
 
     `rounded` models keep activations in bfloat16; sums, norms and gradients of weights are in float32. `product` says
     how a GPU multiplies float32 numbers, see `kernels`.
@@ -357,8 +186,8 @@ def stack(model: nn.Module, rounded: bool, product: str = "tf32x3") -> Network |
 
 
 @torch.no_grad()
-def is_same(network: Network, model: nn.Module, x: Tensor) -> bool:
-    """Whether a stacked model, not rounded, says of some inputs what the model says: rules cannot foresee every use."""
+def gives_same_outputs(network: Network, model: nn.Module, x: Tensor) -> bool:
+    """Return whether a stacked model, not rounded, gives the model's outputs: the rules cannot foresee every model."""
     params = {k: p.detach() for k, p in model.named_parameters()}
     try:
         said = network({k: torch.stack([p, 1.1 * p]) for k, p in params.items()}, x.expand(2, *x.shape))

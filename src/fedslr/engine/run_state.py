@@ -1,0 +1,53 @@
+"""The state of a run after a round: the server, the clients, and what clients are sent next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedslr.channel.transport import Measured
+from fedslr.core.tree import Mean
+from fedslr.core.types import Params, Payload, Round
+from fedslr.data.federation import Federation
+from fedslr.engine.aggregation import ServerState, close_round, first_server_state, weight_of
+from fedslr.engine.delivery import Delivery
+from fedslr.engine.roster import Roster
+from fedslr.engine.workload import Workload
+from fedslr.storage.client_store import ClientStore
+
+NextRound = tuple[ServerState, Delivery]
+
+
+class RunState:
+    """A server, its clients and the next broadcast."""
+
+    def __init__(self, work: Workload, federation: Federation, transport: Measured, store: ClientStore) -> None:
+        self.work, self.federation, self.transport, self.store = work, federation, transport, store
+        self.algorithm, self.problem = work.algorithm, work.problem
+        self.weights = [weight_of(self.algorithm, n) for n in work.examples]
+        """The weight ω of every client."""
+        self.restart(self.problem.params())
+
+    def restart(self, start: Params, kept: ServerState | None = None, done: int = 0) -> None:
+        """Take an initial model and, to go on from a checkpoint, the server's state after `done` rounds."""
+        self.start, self.done = start, done
+        self.roster = Roster(self.algorithm, start, self.store)
+        self.held = kept or first_server_state(self.algorithm, start)
+        self.delivery = self.deliver(self.held)
+
+    def deliver(self, held: ServerState) -> Delivery:
+        """Return the broadcast of a server's state."""
+        return Delivery(self.algorithm, self.transport, self.algorithm.broadcast(held.server, held.mean_ledger))
+
+    def next_round(self, uploads: Mean, each: Mapping[int, Payload], round: Round) -> NextRound:
+        """Return the server's state after a round and its broadcast; nothing here changes."""
+        held = close_round(self.algorithm, self.held, uploads, sum(self.weights), round, each)
+        return held, self.deliver(held)
+
+    def advance(self, made: NextRound) -> None:
+        """A round is over."""
+        self.held, self.delivery = made
+        self.done += 1
+
+    def global_model(self) -> Params | None:
+        """Return the dense global model; None for a method without one."""
+        return self.delivery.global_model(self.start)
