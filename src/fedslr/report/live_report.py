@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,69 +12,59 @@ from pathlib import Path
 from typing import Any
 
 from fedslr.core.errors import FedslrError
-from fedslr.core.interrupts import ASKS
-from fedslr.report import page, tables
+from fedslr.core.interrupts import STOP_SIGNALS
+from fedslr.report.html_report import report_page
+from fedslr.report.saved_runs import find_runs
 
 HOST = "127.0.0.1"
-NAMES = {HOST, "localhost"}
-WATCHED = ("config.toml", "metrics.jsonl", "summary.json")
+HOST_NAMES = {HOST, "localhost"}
+WATCHED_FILES = ("config.toml", "metrics.jsonl", "summary.json")
 
 
-class Server(ThreadingHTTPServer):
-    """One thread for every visitor; none of them keeps the server from ending."""
+class ReportServer(ThreadingHTTPServer):
+    """A server of one folder's report, reachable from this machine only; open requests do not keep it from ending."""
 
     daemon_threads = True
+    timeout = 0.2
+
+    def __init__(self, folder: Path, port: int) -> None:
+        try:
+            super().__init__((HOST, port), partial(_ReportRequest, folder))
+        except OSError as error:
+            raise FedslrError(f"--port: {port}: {error.strerror}; choose another, or 0 for a free one") from None
+
+    def serve_until(self, signals: list[int]) -> None:
+        """Answer requests until a signal came."""
+        while not signals:
+            self.handle_request()
 
 
-@contextmanager
-def serving(folder: Path, port: int) -> Iterator[Server]:
-    """A server of one folder's report, reachable from this machine only."""
-    try:
-        server = Server((HOST, port), partial(_Visit, folder))
-    except OSError as error:
-        if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise FedslrError(
-                f"--port: {port} is taken or not yours to use; choose another, or 0 for a free one"
-            ) from None
-        raise
-    with server:
-        yield server
+def received_signals() -> list[int]:
+    """Return a list that the first Ctrl-C or SIGTERM from now on is added to; later ones are ignored."""
+    received: list[int] = []
 
-
-@contextmanager
-def until_told() -> Iterator[None]:
-    """Ctrl-C or SIGTERM is the way to end this, and no failure; told again, it is ending already."""
-
-    def stop(number: int, frame: object) -> None:
-        for each in before:
+    def receive(number: int, frame: object) -> None:
+        received.append(number)
+        for each in STOP_SIGNALS:
             signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in ASKS}
-    try:
-        for number in before:
-            signal.signal(number, stop)
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is stop:
-                signal.signal(number, handler)
+    for number in STOP_SIGNALS:
+        signal.signal(number, receive)
+    return received
 
 
 def stamp(folder: Path) -> str:
-    """Another one whenever something that the report shows has changed."""
+    """Return a text that changes whenever a file of the report does."""
     places = [folder, *(p.parent for p in sorted(folder.glob("*/config.toml")))]
     found = []
-    for path in (place / name for place in places for name in WATCHED):
+    for path in (place / name for place in places for name in WATCHED_FILES):
         with suppress(OSError):
             seen = path.stat()
             found.append(f"{seen.st_size}.{seen.st_mtime_ns}")
     return "-".join([str(len(found)), format(hash(tuple(found)) & 0xFFFFFFFFFFFF, "x")])
 
 
-class _Visit(BaseHTTPRequestHandler):
+class _ReportRequest(BaseHTTPRequestHandler):
     """Answers `/` with the report and `/stamp` with its stamp."""
 
     def __init__(self, folder: Path, *args: Any) -> None:
@@ -84,8 +72,8 @@ class _Visit(BaseHTTPRequestHandler):
         super().__init__(*args)
 
     def do_GET(self) -> None:
-        # A page elsewhere that has its own name point to this machine must not read the report.
-        if re.sub(r":\d+$", "", self.headers.get("Host") or "") not in NAMES:
+        # A foreign page whose host name resolves to this machine must not read the report.
+        if re.sub(r":\d+$", "", self.headers.get("Host") or "") not in HOST_NAMES:
             return self._answer(HTTPStatus.FORBIDDEN, "text/plain", "this report is for 127.0.0.1")
         if self.path == "/stamp":
             return self._answer(HTTPStatus.OK, "text/plain", stamp(self.folder))
@@ -95,7 +83,7 @@ class _Visit(BaseHTTPRequestHandler):
             return self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / only")
         now = stamp(self.folder)
         try:
-            text = page.page(tables.find_runs([self.folder], unfinished=True), live=now)
+            text = report_page(find_runs([self.folder], unfinished=True), live=now)
         except (FedslrError, OSError) as error:
             return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
         self._answer(HTTPStatus.OK, "text/html", text)
@@ -108,10 +96,10 @@ class _Visit(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
             if status == HTTPStatus.SERVICE_UNAVAILABLE:
-                # What is wrong may be mended while somebody looks at it.
+                # The folder may be repaired while somebody looks at the page.
                 self.send_header("Refresh", "2")
             self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Visits are not worth a line."""
+        """Print nothing about requests."""

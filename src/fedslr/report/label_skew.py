@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedslr.data.federation import Federation
-from fedslr.report import percent
+from fedslr.report.number_text import percent
+from fedslr.report.saved_runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-COUNTED = 1000
-"""Clients whose labels a run folder tells."""
+MAX_COUNTED_CLIENTS = 1000
+"""A run folder holds the label counts of at most this many clients."""
 
 
 def label_counts(federation: Federation, most: int | None = None) -> np.ndarray[Any, Any]:
-    """Training samples by client and label, of all clients or of the first so many."""
+    """Return the training samples by client and label, of all clients or of the first `most`."""
     clients = itertools.islice(federation.clients, most)
     return np.stack([np.bincount(c.y.cpu().numpy(), minlength=federation.num_classes) for c in clients])
 
 
+def saved_label_counts(run: Run) -> np.ndarray[Any, Any] | None:
+    """Return the label counts in a run's folder; a deployed federation has none."""
+    path = run.folder / "labels.json"
+    return np.array(json.loads(path.read_text("utf-8"))["counts"]) if path.exists() else None
+
+
 def skew(counts: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Three figures of skew: a client's largest share of one label, labels it holds, distance to the pooled ratio."""
+    """Return means over clients: the largest share of one label, the labels held, the distance to the pooled shares."""
     shares = counts / counts.sum(1, keepdims=True)
     pooled = counts.sum(0) / counts.sum()
     return {
@@ -36,7 +43,7 @@ def skew(counts: np.ndarray[Any, Any]) -> dict[str, float]:
 
 
 def extremes(counts: np.ndarray[Any, Any]) -> str:
-    """Which labels are rarest and most frequent over all clients: classes are not equally hard to tell."""
+    """Return a sentence on the rarest and the most frequent label over all clients."""
     pooled = counts.sum(0) / counts.sum()
     low, high = int(pooled.argmin()), int(pooled.argmax())
     if low == high:
@@ -45,7 +52,7 @@ def extremes(counts: np.ndarray[Any, Any]) -> str:
 
 
 def split_figure(federation: Federation) -> Figure:
-    """Stacked bars: one for every client, one colour for every label."""
+    """Return stacked bars: one bar per client, one colour per label."""
     counts = label_counts(federation)
     clients, labels = counts.shape
     from matplotlib import colormaps

@@ -1,4 +1,4 @@
-"""Figures for papers, one function for every kind the paper has; colours are those of the reports."""
+"""Figures for papers, drawn with matplotlib in the colours of the reports."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ import numpy as np
 
 from fedslr.core.errors import FedslrError
 from fedslr.report import curves
-from fedslr.report.charts import LABELS
 from fedslr.report.colours import PALETTE, Look, looks
-from fedslr.report.tables import Group, Run
+from fedslr.report.hyperparameter_sweeps import final_accuracies, find_sweep, spans_decades
+from fedslr.report.label_chart import LABEL_COLOURS
+from fedslr.report.run_groups import Group
+from fedslr.report.saved_runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MARKERS = ("", "s", "D", "^", "v")
-ZERO = "#B3261E"
-FEW = 8
-"""Values of a hyperparameter that have a tick each."""
-LEVEL = 12
-"""Letters of a name that has room beside others under a violin."""
+ALARM_COLOUR = "#B3261E"
+MAX_TICKED_VALUES = 8
+"""A hyperparameter with more values does not have a tick for each."""
+MAX_LEVEL_LETTERS = 12
+"""Longer names under a violin are turned."""
 TURNED: dict[str, Any] = {"rotation": 40, "ha": "right"}
-"""Names that have no such room."""
-INSIDE = 5
-"""Entries of a legend that may lie on the axes."""
+MAX_LEGEND_ON_AXES = 5
+"""A legend with more entries lies beside the axes."""
+MAX_NAME_LETTERS = 50
 
 
 class Options(NamedTuple):
-    """What a person may choose."""
+    """Settings of the figures."""
 
     client: int | None = None
-    """Whose representation is drawn; the one that has the most labels unless given."""
+    """The client of the t-SNE figure; by default the one with the most labels."""
     megabits: float = 10.0
-    """Bandwidth of a client's line, per second, the same both ways."""
+    """Bandwidth of a client's connection in Mbit/s, the same in both directions."""
     milliseconds: float = 20.0
     """Delay of a message."""
     represent: Callable[[Run, int | None], Any] = lambda run, client: None
-    """Opens a run and shows one client's samples to its models."""
-    tell: Callable[[str], None] = lambda text: None
-    """Who hears of runs that a figure has not."""
+    """Opens a run and returns one client's samples as its models see them."""
+    report: Callable[[str], None] = lambda text: None
+    """Receives a line on every run that a figure leaves out."""
 
 
 def _canvas(width: float, height: float, *shape: int, **more: Any) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure  # late: a second of start-up
+    from matplotlib.figure import Figure  # imported late: it takes a second
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(*shape, **more)
@@ -62,10 +64,10 @@ def _dress(axes: Axes, x: str, y: str) -> None:
 
 
 def _legend(axes: Axes, figure: Figure) -> None:
-    """Inside where it is small; else beside the axes, which keep their width and are as high as it is."""
+    """Put a small legend on the axes; else beside them, and enlarge the figure so that the axes keep their width."""
     handles, names = axes.get_legend_handles_labels()
     shown = [_short(name) for name in names]
-    if len(handles) <= INSIDE:
+    if len(handles) <= MAX_LEGEND_ON_AXES:
         axes.legend(handles, shown, loc="best", framealpha=0.85, edgecolor="none")
         return
     figure.set_figwidth(figure.get_figwidth() + 0.6 + 0.075 * max(map(len, shown)))
@@ -81,13 +83,13 @@ def _by_round(axes: Axes, label: str) -> None:
 
 
 def _from_zero(axes: Axes) -> None:
-    """An axis that begins at 0 and ends above the highest line."""
+    """Let the upward axis begin at 0 and end above the highest line."""
     axes.set_ylim(0, 1.08 * max(float(y) for line in axes.lines for y in np.asarray(line.get_ydata())))
 
 
 def _short(name: str) -> str:
-    """A name that leaves room for the axes; its end, which says whose model it is, stays."""
-    return name if len(name) <= 50 else f"{name[:34]}…{name[-15:]}"
+    """Return a name that leaves room for the axes; its end, which names the model, stays."""
+    return name if len(name) <= MAX_NAME_LETTERS else f"{name[:34]}…{name[-15:]}"
 
 
 def _style(look: Look, points: int, dashed: bool = False) -> dict[str, Any]:
@@ -99,12 +101,12 @@ def _style(look: Look, points: int, dashed: bool = False) -> dict[str, Any]:
 
 
 def _groups(runs: Sequence[Run]) -> list[tuple[Group, Look]]:
-    groups = curves.groups(runs)
+    groups = curves.ranked_groups(runs)
     return list(zip(groups, looks([g.name for g in groups]), strict=True))
 
 
 def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
-    """Accuracy over rounds: personal models as full lines, global models dashed, one colour per method."""
+    """Draw accuracy over rounds: personal models as full lines, global models dashed, one colour per method."""
     figure, axes = _canvas(7.2, 4.2)
     for group, look in _groups(runs):
         models = curves.models(group)
@@ -121,14 +123,14 @@ def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
 
 
 def violin(runs: Sequence[Run], options: Options) -> Figure:
-    """Accuracy relative to FedAvg's, by client: above the line clients are better off."""
+    """Draw the accuracy of every client less its accuracy under FedAvg."""
     base, rows = curves.baselines(runs), []
     for group, look in _groups(runs):
         models = () if curves.is_baseline(group) else curves.models(group)
         alone = [r for r in group.runs if models and not curves.has_baseline(r, base)]
         if alone and base:
             seeds = ", ".join(str(r.summary["seed"]) for r in alone)
-            options.tell(f"violin: {group.name}, seed {seeds}: no run of fedavg has the same data, settings and seed")
+            options.report(f"violin: {group.name}, seed {seeds}: no run of fedavg has the same data, settings and seed")
         for model in models:
             values = [100 * v for r in group.runs for v in curves.relative(r, base, model).values()]
             name = f"{group.name}\n({model})" if len(models) > 1 else group.name
@@ -146,9 +148,9 @@ def violin(runs: Sequence[Run], options: Options) -> Figure:
         low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
         axes.vlines(at, low, high, color="#333333", linewidth=3)
         axes.plot(at, middle, "o", color="white", markeredgecolor="#333333", markersize=5)
-    axes.axhline(0, color=ZERO, linewidth=1.2)
+    axes.axhline(0, color=ALARM_COLOUR, linewidth=1.2)
     longest = max(len(line) for name, *_ in rows for line in name.split("\n"))
-    turned = len(rows) > 6 or longest > LEVEL
+    turned = len(rows) > 6 or longest > MAX_LEVEL_LETTERS
     axes.set_xticks(range(1, len(rows) + 1), [name for name, *_ in rows], **(TURNED if turned else {}))
     _dress(axes, "", "accuracy less FedAvg's\n(percentage points)")
     axes.grid(False, axis="x")
@@ -156,7 +158,7 @@ def violin(runs: Sequence[Run], options: Options) -> Figure:
 
 
 def communication(runs: Sequence[Run], options: Options) -> Figure:
-    """Seconds that one client's messages take in every round, over a line of given bandwidth and delay."""
+    """Draw the seconds that one client's messages take per round, over a connection of given bandwidth and delay."""
     figure, axes = _canvas(6.5, 3.8)
     for group, look in _groups(runs):
         each = [curves.communication(run, options.megabits, options.milliseconds) for run in group.runs]
@@ -173,8 +175,8 @@ def communication(runs: Sequence[Run], options: Options) -> Figure:
 
 
 def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
-    """Accuracy at the end, and the size of the models, over the values of a hyperparameter."""
-    found = curves.sensitivity([group for group, _ in _groups(runs)])
+    """Draw the final accuracy and the model sizes over the values of a hyperparameter."""
+    found = find_sweep([group for group, _ in _groups(runs)])
     if found is None:
         raise FedslrError("sensitivity: it needs runs that differ in a number, as fedslr sweep makes them")
     figure, (left, right) = _canvas(9, 3.8, 1, 2)
@@ -185,10 +187,10 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
     positive = [value for value in values if value > 0]
     for axes, label in ((left, "accuracy, mean over clients (%)"), (right, "numbers in a model's parts (thousands)")):
         _dress(axes, found.key, label)
-        if curves.spans_decades(values):
+        if spans_decades(values):
             axes.set_xscale("log")
-        elif min(values) == 0 and positive and curves.spans_decades(positive):
-            # By orders of magnitude, and 0 one step before the first of them.
+        elif min(values) == 0 and positive and spans_decades(positive):
+            # Logarithmic, with 0 one step before the smallest value.
             axes.set_xscale("symlog", linthresh=min(positive), linscale=0.4)
         _tick(axes, sorted(set(values)))
     if right.lines:
@@ -202,8 +204,8 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
 
 
 def _tick(axes: Axes, values: Sequence[float]) -> None:
-    """Where there are few, ticks are the values that were tried."""
-    if len(values) <= FEW:
+    """Put a tick at every value, unless there are many."""
+    if len(values) <= MAX_TICKED_VALUES:
         axes.set_xticks(values, [f"{value:g}" for value in values], **(TURNED if len(values) > 4 else {}))
         axes.set_xticks([], minor=True)
 
@@ -211,7 +213,7 @@ def _tick(axes: Axes, values: Sequence[float]) -> None:
 def _sensitivity_line(
     left: Axes, right: Axes, line: Sequence[tuple[float, Group]], name: str, model: str, look: Look
 ) -> None:
-    known = [(x, [100 * v for v in values]) for x, values in curves.ends(line, model)]
+    known = [(x, [100 * v for v in values]) for x, values in final_accuracies(line, model)]
     style = _style(look, len(known), dashed=model == "global") | {"marker": "o", "markevery": 1}
     if known:
         middle = [fmean(v) for _, v in known]
@@ -226,11 +228,11 @@ def _sensitivity_line(
 
 
 def tsne(runs: Sequence[Run], options: Options) -> Figure:
-    """A client's samples as the global and the personal extractor see them, and how either classifier labels them.
+    """Draw a client's samples as the global and the personal extractor see them, with the labels of both classifiers.
 
     The inputs of the last layer in two dimensions by t-SNE (van der Maaten & Hinton, 2008), as in the paper.
     """
-    group, run = _representable(runs)
+    group, run = _with_two_models(runs)
     seen = options.represent(run, options.client)
     figure, panels = _canvas(7.2, 6.6, 2, 2)
     marks = sorted(set(seen.labels.tolist()))
@@ -248,7 +250,7 @@ def tsne(runs: Sequence[Run], options: Options) -> Figure:
 
 
 def embed(features: np.ndarray) -> np.ndarray:
-    """Two dimensions of many; always the same for the same features."""
+    """Return features in two dimensions, always the same for the same features."""
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, max(2.0, (len(features) - 1) / 3))
@@ -260,7 +262,7 @@ def _scatter(axes: Axes, places: np.ndarray, seen: Any, extractor: str, classifi
     said = seen.predictions[extractor, classifier]
     for label in marks:
         chosen = seen.labels == label
-        colour = LABELS[label % len(LABELS)]
+        colour = LABEL_COLOURS[label % len(LABEL_COLOURS)]
         axes.scatter(places[chosen, 0], places[chosen, 1], s=22, color=colour, label=str(label), linewidths=0)
     wrong = said != seen.labels
     axes.scatter(
@@ -268,7 +270,7 @@ def _scatter(axes: Axes, places: np.ndarray, seen: Any, extractor: str, classifi
         places[wrong, 1],
         s=80,
         facecolors="none",
-        edgecolors=ZERO,
+        edgecolors=ALARM_COLOUR,
         linewidths=1.3,
         label="misclassified",
     )
@@ -277,16 +279,20 @@ def _scatter(axes: Axes, places: np.ndarray, seen: Any, extractor: str, classifi
     axes.set(xticks=[], yticks=[])
 
 
-def _representable(runs: Sequence[Run]) -> tuple[Group, Run]:
-    """The first run whose clients have both a global and a model of their own, and whose models are kept."""
-    both = [(g, r) for g, _ in _groups(runs) if len(curves.models(g)) > 1 for r in g.runs]
-    kept = [(g, r) for g, r in both if any((r.folder / "checkpoint").glob("manifest-*.json"))]
+def _with_two_models(runs: Sequence[Run]) -> tuple[Group, Run]:
+    """Return the run to draw among those with a global and personal models: FedSLR's, as in the paper, if it is there.
+
+    Runs that keep their models come first.
+    """
+
+    def last(pair: tuple[Group, Run]) -> tuple[bool, bool]:
+        kept = any((pair[1].folder / "checkpoint").glob("manifest-*.json"))
+        return not kept, pair[1].summary["algorithm"] != "fedslr"
+
+    both = [(g, r) for g in curves.ranked_groups(runs) if len(curves.models(g)) > 1 for r in g.runs]
     if not both:
         raise FedslrError("tsne: no run here has both a global model and personal ones that differ from it")
-    if not kept:
-        raise FedslrError(f"tsne: {both[0][1].folder} keeps no models (checkpoint/ is missing)")
-    # FedSLR's, as in the paper, where there is one.
-    return min(kept, key=lambda pair: pair[1].summary["algorithm"] != "fedslr")
+    return min(both, key=last)
 
 
 FIGURES: dict[str, Callable[[Sequence[Run], Options], Figure]] = {
@@ -299,7 +305,6 @@ FIGURES: dict[str, Callable[[Sequence[Run], Options], Figure]] = {
 
 
 def check(options: Options) -> None:
-    for name, value in (("bandwidth", options.megabits), ("latency", options.milliseconds)):
-        if not math.isfinite(value) or value < 0 or (name == "bandwidth" and not value):
-            least = "above 0" if name == "bandwidth" else "0 or above"
-            raise FedslrError(f"--{name}: got {value:g}, expected a number {least}")
+    if not (0 < options.megabits < math.inf and 0 <= options.milliseconds < math.inf):
+        got = f"got {options.megabits:g} and {options.milliseconds:g}"
+        raise FedslrError(f"--bandwidth, --latency: {got}, expected a number above 0 and one of 0 or more")
