@@ -1,8 +1,8 @@
-"""Models that ship: files that run without the run they come from, each no larger or slower than it has to be."""
+"""Models as files that run without the run they come from."""
 
 from __future__ import annotations
 
-from fedslr.export.export import Exported, export
-from fedslr.export.files import load_exported
+from fedslr.export.model_export import Exported, export
+from fedslr.export.safetensors_file import load_exported
 
 __all__ = ["Exported", "export", "load_exported"]

@@ -1,4 +1,4 @@
-"""Layers as they ship: a low-rank weight as two thin layers, a sparse one as a sparse product.
+"""Layers for export: a low-rank weight as two thin layers, a sparse one as a sparse product.
 
 With π(W) = u vᵀ (see `matrix.py`), W[o, i, a, b] = Σ_r u[o·d₁ + a, r] v[i·d₂ + b, r]. A convolution with W is therefore
 exactly one with the kernel 1×d₂ from i to r channels, followed by one with the kernel d₁×1 from r to o channels: each
@@ -17,32 +17,32 @@ from torch import Tensor, nn
 
 from fedslr.core.matrix import LowRank, from_matrix
 
-Plain = nn.Conv2d | nn.Linear
-"""What can be had in another form. Grouped convolutions and layers of any other kind stay as they are."""
+PlainLayer = nn.Conv2d | nn.Linear
+"""Layers that can take another form. Grouped convolutions and other kinds of layers stay as they are."""
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Subclasses may use their weights in ways of their own, so they do not count."""
+    """Return whether a layer can take another form; a subclass may use its weights differently, so it cannot."""
     return type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
 
 
-class Thin(nn.Module):
-    """A layer whose weight is given as factors: one thin layer after the other."""
+class FactoredLayer(nn.Module):
+    """A layer whose weight is given as factors: two thin layers in sequence."""
 
-    def __init__(self, layer: Plain, weight: LowRank) -> None:
+    def __init__(self, layer: PlainLayer, weight: LowRank) -> None:
         super().__init__()
         self.shape = weight.shape
         rank = max(1, weight.rank)
         like: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
         biased = layer.bias is not None
         if isinstance(layer, nn.Linear):
-            self.first: Plain = nn.Linear(layer.in_features, rank, bias=False, **like)
-            self.second: Plain = nn.Linear(rank, layer.out_features, bias=biased, **like)
+            self.first: PlainLayer = nn.Linear(layer.in_features, rank, bias=False, **like)
+            self.second: PlainLayer = nn.Linear(rank, layer.out_features, bias=biased, **like)
         else:
             self.first, self.second = _thin_convolutions(layer, rank, biased, like)
         self._fill(layer, weight)
 
-    def _fill(self, layer: Plain, weight: LowRank) -> None:
+    def _fill(self, layer: PlainLayer, weight: LowRank) -> None:
         first, second = weight.v.mT, weight.u
         if weight.rank == 0:
             first, second = first.new_zeros(1, first.shape[1]), second.new_zeros(len(second), 1)
@@ -58,7 +58,7 @@ class Thin(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """In full: some modules read the weights of the layers they hold."""
+        """The dense weight, because some modules read the weights of their layers."""
         u, v = self.second.weight, self.first.weight
         if len(self.shape) == 4:
             u, v = u.squeeze(-1).mT.flatten(0, 1), v.flatten(1)
@@ -75,7 +75,7 @@ class Thin(nn.Module):
 
 def _thin_convolutions(layer: nn.Conv2d, rank: int, biased: bool, like: dict[str, Any]) -> tuple[nn.Conv2d, nn.Conv2d]:
     def pad(axis: int) -> str | tuple[int, ...]:
-        """The padding of one axis, none of the other."""
+        """Return the padding of one axis and none of the other."""
         given = layer.padding
         return given if isinstance(given, str) else tuple(n if i == axis else 0 for i, n in enumerate(given))
 
@@ -98,10 +98,10 @@ def _thin_convolutions(layer: nn.Conv2d, rank: int, biased: bool, like: dict[str
     return thin(layer.in_channels, rank, 1, False), thin(rank, layer.out_channels, 0, biased)
 
 
-class Added(nn.Module):
-    """A layer plus a sparse part S of its weight, as a product of its own: y = base(x) + S x."""
+class SparseAddition(nn.Module):
+    """A layer plus a sparse part S of its weight as a separate product: y = base(x) + S x."""
 
-    def __init__(self, base: nn.Module, layer: Plain, part: Tensor) -> None:
+    def __init__(self, base: nn.Module, layer: PlainLayer, part: Tensor) -> None:
         super().__init__()
         self.base = base
         self.linear = isinstance(layer, nn.Linear)
@@ -114,8 +114,8 @@ class Added(nn.Module):
         self.part: Tensor
 
     @staticmethod
-    def takes(layer: Plain) -> bool:
-        """Windows are only cut with zeros around them, so many on either side."""
+    def takes(layer: PlainLayer) -> bool:
+        """Return whether a layer pads with equally many zeros on both sides, as `unfold` does."""
         return isinstance(layer, nn.Linear) or (layer.padding_mode == "zeros" and not isinstance(layer.padding, str))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,19 +127,19 @@ class Added(nn.Module):
         return out + sums.reshape(out.shape[1], len(x), *out.shape[2:]).transpose(0, 1)
 
 
-class Recomposed(nn.Module):
-    """A layer that keeps its weight in parts and puts it together with every batch: small on disk, and slower.
+class RecomposedLayer(nn.Module):
+    """A layer that stores its weight in parts and puts it together for every batch: small on disk, and slower.
 
-    Of an ONNX file, onnxruntime multiplies the factors out once, when it loads it.
+    onnxruntime multiplies the factors of an ONNX file once, when it loads the file.
     """
 
-    def __init__(self, layer: Plain, low: LowRank | None, rest: Tensor | None) -> None:
+    def __init__(self, layer: PlainLayer, low: LowRank | None, rest: Tensor | None) -> None:
         super().__init__()
         self.shape = tuple(layer.weight.shape)
-        # In a list, so that its dense weight is no part of this module.
+        # In a list, so that this module does not store the dense weight.
         self.plain = [layer]
         self.bias = layer.bias
-        # Archives of torch.export do not take empty tensors, such as factors of rank 0.
+        # Archives of torch.export cannot hold empty tensors, such as factors of rank 0.
         given = low if low is not None and low.rank else None
         self.register_buffer("u", None if given is None else given.u)
         self.register_buffer("v", None if given is None else given.v)
@@ -153,7 +153,7 @@ class Recomposed(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """In full."""
+        """The dense weight."""
         parts = []
         if self.u is not None and self.v is not None:
             parts.append(from_matrix(self.u @ self.v.mT, self.shape))

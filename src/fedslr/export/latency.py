@@ -12,109 +12,94 @@ import torch
 
 from fedslr.core.durable import write_durably
 from fedslr.core.errors import FedslrError
-from fedslr.export import files, forms
-from fedslr.export.export import Source, about, describe, source
-from fedslr.export.forms import Forms
-from fedslr.export.timing import Runtime, milliseconds
-from fedslr.report import amount, tables
+from fedslr.export import layer_forms, safetensors_file
+from fedslr.export.layer_forms import Forms
+from fedslr.export.layered_model import LayeredModel, about_run, describe, model_of_run
+from fedslr.export.runtimes import Runtime, milliseconds
+from fedslr.report.number_text import format_bytes
+from fedslr.report.result_tables import Table
+from fedslr.report.run_groups import group_runs
+from fedslr.report.saved_runs import find_runs
 from fedslr.run.reopen import open_run
 from fedslr.run.result import Result
 
 VARIANTS = ("dense", "factorised", "sparse", "chosen")
 Row = dict[str, Any]
 """One model: its labels, parameters, bytes of its file, and milliseconds by runtime, device and variant."""
+Warn = Callable[[str], None]
 
 
-def variants(chosen: Source, runtime: Runtime) -> dict[str, Forms]:
-    """The forms that are compared; a variant that would be the dense model is left out."""
-    model, layers = chosen.model, chosen.layers
-    sparse = forms.uniform(model, layers, "sparse") if runtime.sparse else {}
-    factors = forms.smallest(model, layers)
+def variants(source: LayeredModel, runtime: Runtime) -> dict[str, Forms]:
+    """Return the forms to compare, without those that equal the dense model."""
+    model, layers = source.model, source.layers
+    sparse = layer_forms.uniform(model, layers, "sparse") if runtime.sparse else {}
+    factors = layer_forms.smallest(model, layers)
     found = {"factorised": factors, "sparse": {**factors, **sparse} if sparse else {}}
-    return {"dense": {}, **{name: plan for name, plan in found.items() if plan}}
+    return {"dense": {}, **{name: forms for name, forms in found.items() if forms}}
 
 
-def times(chosen: Source, runtime: Runtime, repeat: int) -> tuple[dict[str, float], Forms]:
-    """Milliseconds of every variant and of the one chosen by measuring layers; and its forms."""
-    best = forms.fastest(chosen.model, chosen.layers, chosen.x, runtime)
-    plans = {**variants(chosen, runtime), "chosen": best}
-    # What is the same is measured once.
+def times(source: LayeredModel, runtime: Runtime, repeat: int) -> tuple[dict[str, float], Forms]:
+    """Return the milliseconds of every variant and of the fastest form of each layer; and those forms."""
+    best = layer_forms.fastest(source.model, source.layers, source.x, runtime)
+    plans = {**variants(source, runtime), "chosen": best}
+    # Equal plans are measured once.
     same = {name: next(other for other in plans if plans[other] == plan) for name, plan in plans.items()}
-    ready = {
-        name: runtime.ready(forms.shaped(chosen.model, chosen.layers, plans[name]), chosen.x)
-        for name in set(same.values())
-    }
-    took = milliseconds(ready, repeat)
+    calls = {}
+    for name in set(same.values()):
+        calls[name] = runtime.ready(layer_forms.in_forms(source.model, source.layers, plans[name]), source.x)
+    took = milliseconds(calls, repeat)
     return {name: took[other] for name, other in same.items()}, best
 
 
-def measured(
-    result: Result,
-    client: int | None,
-    batch: int,
-    repeat: int,
-    with_: Sequence[Runtime],
-    warn: Callable[[str], None],
+def measure(
+    result: Result, client: int | None, batch: int, repeat: int, runtimes: Sequence[Runtime], warn: Warn
 ) -> Row:
-    """One model of a run, with everything that runs it."""
-    chosen = source(result, client, batch)
-    data, numbers = files.encode(describe(about(result), chosen, {}), chosen.layers, chosen.others)
+    """Return the figures of one model of a run with every runtime."""
+    source = model_of_run(result, client, batch)
+    about = describe(about_run(result), source, {})
+    data, numbers = safetensors_file.encode(about, source.layers, source.others)
     row: Row = {"parameters": numbers, "bytes": len(data), "ms": {}, "chosen": {}}
-    for runtime in with_:
+    for runtime in runtimes:
         key = f"{runtime.name} {runtime.device}"
         try:
-            row["ms"][key], row["chosen"][key] = times(chosen, runtime, repeat)
+            row["ms"][key], row["chosen"][key] = times(source, runtime, repeat)
         except FedslrError as error:
             warn(f"left out: {key}: {error}")
     return row
 
 
-def rows(
-    folders: Sequence[Path],
-    client: int | None,
-    batch: int,
-    repeat: int,
-    with_: Sequence[Runtime],
-    warn: Callable[[str], None],
+def measured_rows(
+    folders: Sequence[Path], client: int | None, batch: int, repeat: int, runtimes: Sequence[Runtime], warn: Warn
 ) -> Iterator[Row]:
-    """The models of some runs, one after another."""
-    for group in tables.group(tables.find_runs(folders)):
+    """Yield the figures of the models of some runs, one after another."""
+    for group in group_runs(find_runs(folders)):
         for run in group.runs:
             seed = {"seed": str(run.summary["seed"])} if len(group.runs) > 1 else {}
             result = open_run(run.folder, device="cpu", warn=warn)
             if client is None and not result.has_global_model:
                 warn(f"left out: {run.folder}: {run.summary['algorithm']} has no global model (see --client)")
                 continue
-            row = measured(result, client, batch, repeat, with_, warn)
+            row = measure(result, client, batch, repeat, runtimes, warn)
             yield {"run": str(run.folder), "labels": {**group.labels, **seed}, **row}
 
 
-def table(found: Sequence[Row]) -> tables.Table:
-    """The figures, the largest model first."""
+def latency_table(found: Sequence[Row]) -> Table:
+    """Return the figures, the largest model first."""
     found = sorted(found, key=lambda row: -row["parameters"])
     times = {(key, name) for row in found for key, took in row["ms"].items() for name in took}
-    measured_by = dict.fromkeys(key for row in found for key in row["ms"])
-    columns = [(key, name) for key in measured_by for name in VARIANTS if (key, name) in times]
+    columns = [(k, name) for k in dict.fromkeys(k for row in found for k in row["ms"]) for name in VARIANTS]
+    columns = [column for column in columns if column in times]
     labels = list(found[0]["labels"])
-    titles = [*labels, "parameters", "file", *(f"{key} {name}" for key, name in columns)]
-    cells = [
-        [
-            *row["labels"].values(),
-            f"{row['parameters']:,}",
-            amount(row["bytes"]),
-            *(_ms(row["ms"].get(key, {}).get(name)) for key, name in columns),
-        ]
-        for row in found
-    ]
-    return tables.Table(titles, cells, len(labels))
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    rows = []
+    for row in found:
+        taken = [row["ms"].get(key, {}).get(name) for key, name in columns]
+        cells = [*row["labels"].values(), f"{row['parameters']:,}", format_bytes(row["bytes"])]
+        rows.append([*cells, *("–" if value is None else f"{value:.2f}" for value in taken)])
+    return Table([*labels, "parameters", "file", *(f"{key} {name}" for key, name in columns)], rows, len(labels))
 
 
 def conditions(batch: int, repeat: int, client: int | None) -> Mapping[str, Any]:
-    """What the figures were measured under."""
+    """Return the conditions of a measurement: the model, the batch and the machine."""
     return {
         "model": "global" if client is None else f"client {client}",
         "batch": batch,

@@ -1,4 +1,4 @@
-"""Milliseconds that a model takes for a batch, with torch or with onnxruntime."""
+"""The runtimes of a model (torch and onnxruntime), and the milliseconds they take for a batch."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from torch import Tensor, nn
 
 from fedslr.core.errors import FedslrError
 from fedslr.core.generators import leave_capture
-from fedslr.export import programs
+from fedslr.export import onnx_file
+from fedslr.export.torch_program import explained
 
-WARM_UP = 3
+WARM_UP_CALLS = 3
 Call = Callable[[], Any]
 
 
 def milliseconds(calls: Mapping[str, Call], repeat: int) -> dict[str, float]:
-    """The median of every call, after a warm-up. Calls take turns, so that what else a machine does slows all alike."""
+    """Return the median time of every call. Calls take turns, so that other load on the machine slows all alike."""
     took: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(WARM_UP + repeat):
+    for turn in range(WARM_UP_CALLS + repeat):
         for name, call in calls.items():
             begun = perf_counter()
             call()
-            if turn >= WARM_UP:
+            if turn >= WARM_UP_CALLS:
                 took[name].append(1000 * (perf_counter() - begun))
     return {name: median(times) for name, times in took.items()}
 
 
 class Runtime(Protocol):
-    """What runs models."""
+    """A program that runs models."""
 
     name: str
     device: str
     sparse: bool
-    """Whether it knows sparse products."""
+    """Whether it can run sparse products."""
 
     def ready(self, model: nn.Module, x: Tensor) -> Call:
-        """A call that runs a model, or a layer of one, on a batch."""
+        """Return a call that runs a model, or one layer, on a batch."""
         ...
 
 
@@ -62,10 +63,10 @@ class Torch:
         return call
 
 
-class Recorded(Torch):
-    """Torch on a GPU, its launches recorded once and replayed: small batches wait for Python more than for the GPU.
+class RecordedTorch(Torch):
+    """Torch on a GPU as a CUDA graph, because small batches wait for Python longer than for the GPU.
 
-    What cannot be recorded is run as it is.
+    A model that cannot be captured runs without a graph.
     """
 
     name = "recorded"
@@ -85,7 +86,7 @@ class Recorded(Torch):
         def replay() -> tuple[nn.Module, Tensor, Tensor]:
             graph.replay()
             torch.cuda.synchronize(batch.device)
-            # The graph works in their memory, which must not be given to others.
+            # The graph works in the memory of these tensors, so they must stay alive.
             return placed, batch, answers
 
         return replay
@@ -99,21 +100,21 @@ class OnnxRuntime:
         self.device = device
 
     def ready(self, model: nn.Module, x: Tensor) -> Call:
-        with programs.in_one_line("an ONNX file"):
-            session = programs.session(programs.onnx_bytes(model.cpu(), x.cpu()), self.device)
+        data = onnx_file.onnx_bytes(model.cpu(), x.cpu())
+        with explained("an ONNX file"):
+            session = onnx_file.session(data, self.device)
         given = {session.get_inputs()[0].name: x.cpu().numpy()}
         return lambda: session.run(None, given)
 
 
 def runtimes(device: str | None = None) -> list[Runtime]:
-    """All there are on this machine: torch and, where it is installed, onnxruntime; on the CPU and on a GPU."""
-    if device not in (None, "cpu", "cuda"):
-        raise FedslrError(f"device: got '{device}', expected cpu, cuda or nothing for all there are")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise FedslrError("device: got 'cuda', but there is no GPU that PyTorch can use; expected cpu")
+    """Return the runtimes of this machine: torch and, if it is installed, onnxruntime; on the CPU and on a GPU."""
+    known = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    if device not in (None, *known):
+        raise FedslrError(f"device: got '{device}', expected {' or '.join(known)}, or nothing for all there are")
     found: list[Runtime] = [Torch()]
-    if torch.cuda.is_available():
-        found += [Torch("cuda"), Recorded("cuda")]
-    if programs.has_onnx():
-        found += [OnnxRuntime(device) for device in programs.onnx_devices()]
+    if "cuda" in known:
+        found += [Torch("cuda"), RecordedTorch("cuda")]
+    if onnx_file.has_onnx():
+        found += [OnnxRuntime(device) for device in onnx_file.onnx_devices()]
     return [runtime for runtime in found if device in (None, runtime.device)]

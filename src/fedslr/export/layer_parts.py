@@ -1,4 +1,4 @@
-"""What a model's layers are made of: a low-rank part and the rest, as the method that trained it keeps them."""
+"""The layers of a model as the sum of a low-rank part and a rest, as the method that trained it keeps them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedslr.core import factored
 from fedslr.core.matrix import LowRank, dense, to_matrix
 from fedslr.core.types import Params, Payload
 
-SPARSE = 0.2
-"""The share of non-zeros above which nobody would try a sparse product."""
+MAX_SPARSE_DENSITY = 0.2
+"""A part with a larger share of non-zeros is not tried as a sparse product."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One parameter: whole = low + rest, either of which may be nothing."""
+    """One parameter: whole = low + rest, either of which may be None."""
 
     whole: Tensor
     low: LowRank | None = None
@@ -29,9 +29,9 @@ class Layer:
 
     @cached_property
     def factors(self) -> LowRank | None:
-        """All of it as factors, where they hold fewer numbers than the matrix: r(m + n) < mn; else None.
+        """The whole as factors, if they hold fewer numbers than the matrix: r(m + n) < mn; else None.
 
-        A rest with few rows or columns that are not zero is low-rank too.
+        A rest with few non-zero rows or columns is low-rank too.
         """
         if self.low is None:
             return None
@@ -40,11 +40,11 @@ class Layer:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether there is a rest and it is sparse."""
-        return self.rest is not None and int(torch.count_nonzero(self.rest)) <= SPARSE * self.rest.numel()
+        """Whether there is a sparse rest."""
+        return self.rest is not None and int(torch.count_nonzero(self.rest)) <= MAX_SPARSE_DENSITY * self.rest.numel()
 
     def bytes_by_form(self) -> dict[str, int]:
-        """What a program stores of it: all, or factors, or parts, the rest as values with 32-bit positions."""
+        """Return the bytes that a program stores in each form; the rest of `recomposed` has 32-bit positions."""
         width = self.whole.element_size()
         rest = 0 if self.rest is None else int(torch.count_nonzero(self.rest)) * (width + 4)
         low = 0 if self.low is None else self.low.numbers * width
@@ -53,7 +53,7 @@ class Layer:
         return {**found, "dense": self.whole.numel() * width, **parts}
 
     def stored(self, form: str) -> dict[str, Tensor | LowRank]:
-        """What a file has of it: what the form is made of; for a dense one whatever takes the fewest bytes."""
+        """Return the tensors that a file stores: the parts of the form, or for a dense one the fewest bytes."""
         if self.low is None:
             return {"": self.whole}
         parts: dict[str, Tensor | LowRank] = {"": self.low}
@@ -65,7 +65,7 @@ class Layer:
 
 
 def slender(x: Tensor) -> LowRank:
-    """A tensor as exact factors: the rows or columns of its matrix that are not zero, and where they belong."""
+    """Return a tensor as exact factors: the non-zero rows or columns of its matrix, and their positions."""
     matrix = to_matrix(x)
     rows, columns = (matrix.any(axis).nonzero().flatten() for axis in (1, 0))
     if len(columns) <= len(rows):
@@ -74,19 +74,19 @@ def slender(x: Tensor) -> LowRank:
 
 
 def _positions(chosen: Tensor, size: int, like: Tensor) -> Tensor:
-    """Columns of the identity."""
+    """Return the chosen columns of the identity."""
     out = like.new_zeros(size, len(chosen))
     out[chosen, torch.arange(len(chosen), device=chosen.device)] = 1
     return out
 
 
 def _joined(a: LowRank, b: LowRank) -> LowRank:
-    """a + b."""
+    """Return a + b."""
     return LowRank(torch.cat([a.u, b.u], 1), torch.cat([a.v, b.v], 1), a.shape)
 
 
 def composed(kept: Payload, model: Params) -> dict[str, Layer]:
-    """Every layer of a model as the sum of the parts that a method keeps, where they add up to it.
+    """Return every layer of a model as the sum of the parts that a method keeps, if they add up to it.
 
     They do for `w + p`. A mixture, or a model that was adapted on the client's data, is taken in full.
     """
@@ -106,11 +106,11 @@ def _layer(whole: Tensor, terms: list[Tensor | LowRank]) -> Layer:
     if not low:
         return Layer(whole, rest=left)
     one = functools.reduce(_joined, low)
-    return Layer(whole, one, left) if factored.as_factors(one) else Layer(whole, rest=whole)
+    return Layer(whole, one, left) if factored.factors_are_smaller(one) else Layer(whole, rest=whole)
 
 
-def pieces(layers: Mapping[str, Layer], forms: Mapping[str, str]) -> dict[str, dict[str, Tensor | LowRank]]:
-    """What a file has of all layers, by name: the layer itself or its low-rank part, and what is added to that."""
+def stored_parts(layers: Mapping[str, Layer], forms: Mapping[str, str]) -> dict[str, dict[str, Tensor | LowRank]]:
+    """Return what a file stores of all layers: each layer or its low-rank part, and the parts added to that."""
     stored = {name: layer.stored(forms.get(name, "dense")) for name, layer in layers.items()}
     return {
         "model": {name: kept[""] for name, kept in stored.items()},

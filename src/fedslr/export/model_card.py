@@ -1,4 +1,4 @@
-"""The model card: a page beside an exported file that says what the model is, how good, how large, how to run it."""
+"""The model card: a page beside an exported file with its model, accuracy, size and a way to run it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedslr.data.digits import SCALING
-from fedslr.data.own import DEPLOYED
-from fedslr.report import amount, percent
+from fedslr.data.digits import DIGITS_SCALING
+from fedslr.data.node_data import NODE_DATASET
+from fedslr.report.number_text import format_bytes, percent
 
-RUN = {
+RUN_CODE = {
     "safetensors": "import fedslr\n\nmodel = fedslr.load_exported({file}{module})\nscores = model(inputs)",
     "torch": "import torch\n\nmodel = torch.export.load({file}).module()\nscores = model(inputs)",
     "onnx": (
@@ -22,8 +22,8 @@ RUN = {
 }
 
 
-class Facts(NamedTuple):
-    """What a card says."""
+class ExportFacts(NamedTuple):
+    """The figures of an exported file."""
 
     file: str
     format: str
@@ -43,19 +43,19 @@ class Facts(NamedTuple):
 
 
 def escaped(text: object) -> str:
-    """Somebody's own words in one line of Markdown, none of them markup."""
+    """Return a user's text as one line of Markdown without markup."""
     return re.sub(r"([\\\\`*_{}\[\]()<>#+!|~&$-])", r"\\\1", " ".join(str(text).split()))
 
 
-def whose(client: int | None, name: str | None = None) -> str:
-    """Whose model it is; where the client has a name that is not its number, by that too."""
+def model_name(client: int | None, name: str | None = None) -> str:
+    """Return the client of a model by its number, and by its name if that differs."""
     if client is None:
         return "the global model"
     return f"the personal model of client {client}" + (f" ({name})" if name not in (None, str(client)) else "")
 
 
 def _opening(client: int | None, name: str | None) -> str:
-    text = whose(client, None if name is None else escaped(name))
+    text = model_name(client, None if name is None else escaped(name))
     return text[0].upper() + text[1:]
 
 
@@ -64,10 +64,9 @@ def rounds(about: Mapping[str, Any]) -> str:
     return f"{done} of {done + left}; the run was not finished" if left else str(done)
 
 
-def card(facts: Facts) -> str:
-    """The page."""
+def card(facts: ExportFacts) -> str:
     about = facts.about
-    run = RUN[facts.format].format(
+    run = RUN_CODE[facts.format].format(
         file=json.dumps(facts.file), module="" if about["model"]["name"] else ", module_of_the_same_architecture"
     )
     return (
@@ -81,7 +80,7 @@ def card(facts: Facts) -> str:
                 f"```python\n{run}\n```",
                 f"`inputs` is a batch of shape {_shape(about['model']['input_shape'])} of {escaped(about['dtype'])}. "
                 f"{_scaled(about['dataset'], about['normalization'])} "
-                f"`scores` has {_scores(about['model'])}{_called(about['model']['class_names'])}; "
+                f"`scores` has {_scores(about['model'])}{_class_names(about['model']['class_names'])}; "
                 "the largest is the answer.",
                 "## Layers",
                 _layers(about["forms"], about["layers"]),
@@ -93,7 +92,7 @@ def card(facts: Facts) -> str:
     )
 
 
-def _rows(facts: Facts) -> list[tuple[str, str]]:
+def _rows(facts: ExportFacts) -> list[tuple[str, str]]:
     about = facts.about
     settings = ", ".join(f"{name} = {value}" for name, value in facts.hyperparameters.items())
     tested = f"its {facts.tested} test samples" if facts.tested else "mean over clients, each on its own test set"
@@ -104,7 +103,7 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
         ("seed", f"{about['seed']}"),
         ("architecture", about["model"]["name"] or about["model"]["class"]),
         ("accuracy", f"{percent(facts.accuracy)} ({tested})" if facts.accuracy is not None else "not measured"),
-        ("size of the file", f"{amount(facts.bytes)}, {_share(facts.bytes, facts.dense_bytes)}"),
+        ("size of the file", f"{format_bytes(facts.bytes)}, {_share(facts.bytes, facts.dense_bytes)}"),
         ("numbers in it", f"{facts.numbers:,}, {_share(facts.numbers, facts.dense_numbers)}"),
         ("made for", facts.purpose),
     ]
@@ -123,24 +122,23 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _scaled(dataset: str, normalization: Mapping[str, Any] | None) -> str:
-    """How inputs were made of the data."""
+    """Return how inputs were made from the data."""
     if normalization is None:
-        eight_bit = ", 8-bit images as numbers from 0 to 1" if dataset == DEPLOYED else ""
-        return SCALING if dataset == "digits" else f"They are given as the data were{eight_bit}."
+        eight_bit = ", 8-bit images as numbers from 0 to 1" if dataset == NODE_DATASET else ""
+        return DIGITS_SCALING if dataset == "digits" else f"They are given as the data were{eight_bit}."
     mean, deviation = (", ".join(f"{v:g}" for v in normalization[k]) for k in ("mean", "deviation"))
     return f"Pixels p from 0 to 255 are given as (p/255 − mean)/deviation, with mean {mean} and deviation {deviation}."
 
 
 def _scores(model: Mapping[str, Any]) -> str:
-    """How many numbers a model answers with: those beyond the classes were never right."""
+    """Return the number of outputs; the model never learned those beyond the classes."""
     classes, scores = model["classes"], model["scores"]
     if scores == classes:
         return "one number per class"
     return f"{scores} numbers, of which the first {classes} are those of the {classes} classes"
 
 
-def _called(names: Sequence[str] | None) -> str:
-    """The classes in their order."""
+def _class_names(names: Sequence[str] | None) -> str:
     return "" if names is None else ": " + ", ".join(f"{i} {escaped(name)}" for i, name in enumerate(names))
 
 
