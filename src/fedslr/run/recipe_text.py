@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,24 +15,16 @@ from fedslr.core.algorithm import Algorithm
 from fedslr.data import DataOptions
 from fedslr.engine.settings import Settings
 
-TABLES = {
+SETTING_TABLES = {
     "evaluate": {"every": "evaluate_every", "clients": "evaluate_clients"},
     "checkpoint": {"every": "checkpoint_every", "minutes": "checkpoint_minutes"},
 }
-"""Settings that a recipe groups in a table, as the settings call them."""
-
-
-GROUPED = {field: (table, key) for table, keys in TABLES.items() for key, field in keys.items()}
-
-
+"""The tables of a recipe that group settings: the settings' names by table and key."""
+GROUPED = {field: (table, key) for table, keys in SETTING_TABLES.items() for key, field in keys.items()}
 PLAIN = [name for name in schema.fields(Settings) if name not in GROUPED]
-
-
-EXPERIMENT = ("methods", "compare", "sweep")
-"""Tables that say what `fedslr compare` and `fedslr sweep` do; a single run leaves them aside."""
-
-
-KEYS = [*PLAIN, "algorithm", "data", "model", *TABLES, *EXPERIMENT]
+EXPERIMENT_TABLES = ("methods", "compare", "sweep")
+"""The tables for `fedslr compare` and `fedslr sweep`; a single run ignores them."""
+KEYS = [*PLAIN, "algorithm", "data", "model", *SETTING_TABLES, *EXPERIMENT_TABLES]
 
 
 @dataclass(frozen=True)
@@ -43,16 +34,30 @@ class ModelOptions:
     name: Annotated[str, f"{', '.join(models.MODELS)}, or module:function of your own"] = "cnn"
 
     def __post_init__(self) -> None:
-        models.find(self.name)
+        models.find_model(self.name)
 
 
-def dump(settings: Settings, algorithm: Algorithm[Any, Any], data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
-    """A recipe as TOML."""
+def dotted(setting: str) -> str:
+    """Return the key of a setting in a recipe, such as evaluate.every."""
+    return ".".join(GROUPED.get(setting, (setting,)))
+
+
+def keys_by_table(method: type[Algorithm[Any, Any, Any]]) -> dict[str, list[str]]:
+    """Return the keys of every table that describes a single run of a method."""
+    named = {"algorithm": ["name", *schema.fields(method)]}
+    named |= {"data": schema.fields(DataOptions), "model": schema.fields(ModelOptions)}
+    return named | {table: list(keys) for table, keys in SETTING_TABLES.items()}
+
+
+def dump(
+    settings: Settings, algorithm: Algorithm[Any, Any, Any], data: Mapping[str, Any], model: Mapping[str, Any]
+) -> str:
+    """Return a recipe as TOML."""
     values = dataclasses.asdict(settings)
     method = {"name": naming.name_of(type(algorithm)), **dataclasses.asdict(algorithm)}  # type: ignore[call-overload]
     lines = [f"{name} = {toml_value(values[name])}" for name in PLAIN if values[name] is not None]
     tables: dict[str, Mapping[str, Any]] = {"algorithm": method, "data": data, "model": model}
-    for name, keys in TABLES.items():
+    for name, keys in SETTING_TABLES.items():
         tables[name] = {key: values[field] for key, field in keys.items()}
     for name, table in tables.items():
         lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in table.items() if v is not None)]
@@ -75,7 +80,7 @@ OTHER_TABLES = """
 
 
 def template(method: str) -> str:
-    """A recipe with every key at its default and what it means; those without a default are comments."""
+    """Return a recipe with every key, its default and its meaning; keys without a default are comments."""
     algorithm = naming.find(method, "algorithm.name")
     settings = {option.name: option for option in schema.describe(Settings)}
     tables: dict[str, list[schema.Option]] = {
@@ -87,29 +92,19 @@ def template(method: str) -> str:
         "data": schema.describe(DataOptions),
         "model": schema.describe(ModelOptions),
     }
-    for name, keys in TABLES.items():
+    for name, keys in SETTING_TABLES.items():
         tables[name] = [settings[field]._replace(name=key) for key, field in keys.items()]
     lines: list[str] = []
     for name, options in tables.items():
         lines += ["", f"[{name}]"] if name else []
         for option in options:
-            given = _as_line(option)
+            line = f"# {option.name} =" if option.default is None else f"{option.name} = {toml_value(option.default)}"
             meaning = "; ".join(filter(None, (option.help, "" if option.kind == "a text" else option.kind)))
-            lines.append(f"{given:<28}  # {' '.join(meaning.split())}" if meaning else given)
+            lines.append(f"{line:<28}  # {' '.join(meaning.split())}" if meaning else line)
     return "\n".join(lines) + "\n" + OTHER_TABLES
 
 
-def _as_line(option: schema.Option) -> str:
-    """A key and its default; a comment where it has none, or one that TOML cannot say."""
-    line = f"{option.name} = {toml_value(option.default)}" if option.default is not None else ""
-    try:
-        said = tomllib.loads(line)
-    except ValueError:
-        said = {}
-    return line if said == {option.name: option.default} else f"# {option.name} ="
-
-
 def toml_value(value: str | bool | float) -> str:
-    """A value as TOML writes it."""
+    """Return a value as TOML."""
     # JSON's strings, numbers and booleans are TOML's too.
     return json.dumps(value, ensure_ascii=False)

@@ -11,15 +11,14 @@ from typing import Any
 
 from torch import nn
 
-from fedslr.algorithms import naming
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError
 from fedslr.core.types import Loss
-from fedslr.data import share_out
+from fedslr.data import build_federation
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.settings import CUSTOM, Settings
-from fedslr.report import read_run
+from fedslr.report.saved_runs import read_run
 from fedslr.run import recipe_text, recipes
 from fedslr.run.recipes import Recipe
 from fedslr.run.result import Result
@@ -33,53 +32,49 @@ def open_run(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     *,
-    algorithm: Algorithm[Any, Any] | None = None,
+    algorithm: Algorithm[Any, Any, Any] | None = None,
     device: str = "auto",
     loss: Loss | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Result:
-    """The result of the run in a folder, as its newest checkpoint has it; nothing in the folder is changed.
+    """Return the result of the run in a folder, as its newest checkpoint has it; the folder is not changed.
 
-    Data, model and method are made again from `config.toml`. A federation, a model, a loss or a method of one's own
-    that `run` was given and that no recipe can name has to be given here too; data and model are verified to be those
-    of the run, and so are a method's hyperparameters. A client's state is read when it is asked for.
+    Data, model and method are made again from `config.toml`. A custom federation, model, loss or method that `run` was
+    given and that no recipe can name has to be given here too. The data, the model and the method's hyperparameters
+    must be those of the run. A client's state is read when it is asked for.
     """
     folder = Path(path)
-    if not folder.is_dir():
-        raise FedslrError(f"{folder}: no such folder")
-    told = warn or (lambda text: warnings.warn(text, stacklevel=3))
-    simulation = reopen(folder, federation, model, algorithm, device, loss, told)
+    warn = warn or (lambda text: warnings.warn(text, stacklevel=3))
+    simulation = reopen(folder, federation, model, algorithm, device, loss, warn)
     rerunnable = federation is None and model is None and algorithm is None and loss is None
     if (folder / "summary.json").exists():
         summary, records = read_run(folder)
-        if summary["rounds"] == simulation.done:
+        if summary["rounds"] == simulation.state.done:
             return Result(simulation, records, summary, folder)
         # The newest checkpoint cannot be read, and an older one was.
-        rerunnable = summary.get("rerunnable", rerunnable)
-    records = read_records(folder)[: simulation.done]
-    made = summarize(figures(simulation), records, rerunnable)
-    return Result(simulation, records, made, folder)
+        rerunnable = summary["rerunnable"]
+    records = read_records(folder)[: simulation.state.done]
+    return Result(simulation, records, summarize(figures(simulation), records, rerunnable), folder)
 
 
 def reopen(
     folder: Path,
-    federation: Federation | None,
-    model: nn.Module | None,
-    algorithm: Algorithm[Any, Any] | None,
-    device: str,
-    loss: Loss | None,
-    warn: Callable[[str], None],
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    algorithm: Algorithm[Any, Any, Any] | None = None,
+    device: str = "cpu",
+    loss: Loss | None = None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Simulation:
-    """The simulation of a run folder, to be looked at."""
+    """Return the simulation of a run folder with the models of its newest checkpoint."""
     recipe = _recipe(folder, federation, model, algorithm, loss, warn)
-    # Before anything is asked for that would be of no use.
+    # The data may take long to decode, for nothing if there is no checkpoint.
     require_checkpoint(folder)
-    # How it was trained does not matter to what it became, and another machine may not have it.
+    # This machine may lack the engine or the precision that the run was trained with; its models do not need them.
     settings = replace(
         recipe.settings,
         device=device,
         engine="eager",
-        compile=False,
         precision="float32",
         store="memory",
         memory_budget=None,
@@ -87,14 +82,13 @@ def reopen(
     )
     simulation = Simulation(
         recipe.algorithm,
-        federation or share_out(recipe.data),
+        federation or build_federation(recipe.data),
         model or recipe.model.name,
         settings,
         loss=loss,
         warn=warn,
     )
-    with naming.mistakes(recipe.algorithm):
-        simulation.look_into(folder)
+    simulation.look_into(folder)
     return simulation
 
 
@@ -102,40 +96,36 @@ def _recipe(
     folder: Path,
     federation: Federation | None,
     model: nn.Module | None,
-    algorithm: Algorithm[Any, Any] | None,
+    algorithm: Algorithm[Any, Any, Any] | None,
     loss: Loss | None,
     warn: Callable[[str], None],
 ) -> Recipe:
-    """What the folder's run was asked to do, less what is given."""
+    """Return the recipe of the folder's run; the things that are given replace its own."""
     kept = folder / "config.toml"
     try:
         table: dict[str, Any] = tomllib.loads(kept.read_text("utf-8"))
-    except FileNotFoundError:
-        raise FedslrError(f"{folder}: no run in it (config.toml is missing)") from None
     except (OSError, ValueError) as error:
-        raise FedslrError(f"{kept}: cannot be read: {error}") from None
+        why = "no run in it (config.toml is missing)" if isinstance(error, FileNotFoundError) else error
+        raise FedslrError(f"{folder}: {why}") from None
     if federation is not None:
         table["data"] = {"clients": len(federation.clients)}
     if model is not None:
         table["model"] = {}
-    if (was := table.get("loss")) == CUSTOM and loss is None:
-        warn("this run was given a loss in Python; where a method learns to be evaluated, it is by cross_entropy")
-    if was == CUSTOM or loss is not None:
+    custom = table.get("loss") == CUSTOM
+    if custom and loss is None:
+        warn("this run was given a loss in Python; methods that train for an evaluation use cross_entropy instead")
+    if custom or loss is not None:
         table.pop("loss", None)
     if algorithm is not None:
-        if not isinstance(algorithm, Algorithm):
-            raise FedslrError(f"algorithm: got {algorithm!r}, expected a method such as fedslr.FedSLR()")
-        naming.require_usable(type(algorithm))
         now = tomllib.loads(recipe_text.dump(Settings(), algorithm, {}, {}))["algorithm"]
-        was = {"name": "", **table.get("algorithm", {})}
-        same = naming.are_same(was["name"], now["name"], algorithm.name)
-        if not same or {**was, "name": ""} != {**now, "name": ""}:
+        if (was := table.get("algorithm")) != now:
             raise FedslrError(f"algorithm: got {now}, but the run's was {was}; expected the same")
         table["algorithm"] = {}
-    # Nobody is drawn any more, by whatever function it was.
+    # No more clients are selected, so a custom selection is not needed.
     table["selection"] = "uniform"
     try:
         recipe = recipes.parse(table)
     except FedslrError as error:
-        raise FedslrError(f"{kept}: {error}; what is your own is given to fedslr.open_run in Python") from None
+        hint = "give your own data, model, loss or method to fedslr.open_run in Python"
+        raise FedslrError(f"{kept}: {error}; {hint}") from None
     return replace(recipe, algorithm=algorithm or recipe.algorithm)

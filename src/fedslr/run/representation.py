@@ -1,9 +1,8 @@
-"""A client's samples as its run's models see them: the run folder is opened again, and nothing in it is changed."""
+"""A client's samples as the models of its run represent them, read from the run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,15 +13,15 @@ from fedslr.algorithms.layer_split import split_head
 from fedslr.core.errors import FedslrError
 from fedslr.core.types import Params
 from fedslr.engine.rounds import Simulation
-from fedslr.report.tables import Run
+from fedslr.report.saved_runs import Run
 from fedslr.run.reopen import reopen
 
-FEWEST = 5
-"""Samples that are worth a picture."""
+MIN_SAMPLES = 5
+"""Samples below which a picture shows nothing."""
 
 
 class Representation(NamedTuple):
-    """What goes into the last layer, and what comes out of it."""
+    """The inputs of the last layer, and the labels it predicts."""
 
     name: str
     client: int
@@ -34,68 +33,53 @@ class Representation(NamedTuple):
 
 
 def represent(run: Run, client: int | None) -> Representation:
-    """One client's test samples under both extractors and both classifiers."""
-    simulation, shared, own, chosen = _open(run, client)
+    """Return one client's test samples under both extractors and both classifiers."""
+    try:
+        simulation = reopen(run.folder)
+    except FedslrError as error:
+        raise FedslrError(f"tsne: {error}") from error
+    chosen = _choose(simulation, client, {c for record in run.records for c in record["clients"]})
+    shared = simulation.state.global_model()
+    if shared is None:
+        raise FedslrError(f"tsne: {simulation.algorithm.name} has no global model")
     data = simulation.federation.clients[chosen]
-    if len(data.y_test) < FEWEST:
-        raise FedslrError(f"tsne: client {chosen} has {len(data.y_test)} test samples, expected {FEWEST} or more")
+    if len(data.y_test) < MIN_SAMPLES:
+        raise FedslrError(f"tsne: client {chosen} has {len(data.y_test)} test samples, expected {MIN_SAMPLES} or more")
     x = simulation.federation.inputs(data.x_test).to(next(iter(shared.values())).dtype)
-    models = {"global": shared, "personal": own}
+    models = {"global": shared, "personal": simulation.personal_params(chosen)}
     features, predictions = {}, {}
     for extractor, body in models.items():
         for classifier, head in models.items():
             mixed = {**split_head(body)[0], **split_head(head)[1]}
-            features[extractor], predictions[extractor, classifier] = _look(simulation, mixed, x)
+            features[extractor], predictions[extractor, classifier] = _outputs(simulation, mixed, x)
     return Representation(str(run.summary["algorithm"]), chosen, data.y_test.numpy(), features, predictions)
 
 
-def _open(run: Run, client: int | None) -> tuple[Simulation, Params, Params, int]:
-    """The simulation as its newest checkpoint has it, its global model, and one client's own."""
-    if not (run.folder / "checkpoint").is_dir():
-        raise FedslrError(f"tsne: {run.folder} keeps no models (checkpoint/ is missing)")
-    try:
-        simulation = reopen(run.folder, None, None, None, "cpu", None, lambda text: None)
-    except FedslrError as error:
-        raise FedslrError(f"tsne: {run.folder} cannot be made again from its recipe: {error}") from error
-    chosen = _choose(simulation, client, {c for record in run.records for c in record["clients"]})
-    shared = simulation.algorithm.global_model(simulation.server)
-    if shared is None:
-        raise FedslrError(f"tsne: {simulation.algorithm.name} has no global model")
-    return simulation, shared, simulation.personal_params(chosen), chosen
-
-
 def _choose(simulation: Simulation, client: int | None, trained: Collection[int]) -> int:
-    """The client that was asked for, or of those that have trained the one with the most labels to tell apart."""
+    """Return the given client; without one, the client with the most labels among those that have trained."""
     clients = simulation.federation.clients
     if client is None:
 
-        def worth(number: int) -> tuple[bool, int, int, int]:
+        def rank(number: int) -> tuple[bool, int, int, int]:
             tested = clients[number].y_test
             return number in trained, len(tested.unique()), len(tested), -number
 
-        return max(range(len(clients)), key=worth)
-    if not 0 <= client < len(clients):
+        return max(range(len(clients)), key=rank)
+    if client not in range(len(clients)):
         raise FedslrError(f"--client: got {client}, expected a whole number from 0 to {len(clients) - 1}")
     return client
 
 
-def _look(simulation: Simulation, params: Params, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """What reaches the last layer, and the label it says."""
-    _, head = split_head(params)
-    module = simulation.task.model.get_submodule(next(iter(head)).rpartition(".")[0])
+def _outputs(simulation: Simulation, params: Params, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return the inputs of the last layer and the predicted labels."""
+    last = simulation.problem.model.get_submodule(next(iter(split_head(params)[1])).rpartition(".")[0])
     seen: list[Tensor] = []
-    with _listening(module, seen), torch.no_grad():
-        said = simulation.task.outputs(params, x).argmax(1)
-    return seen[-1].flatten(1).numpy(), said.numpy()
 
-
-@contextmanager
-def _listening(module: torch.nn.Module, seen: list[Tensor]) -> Iterator[None]:
-    def hear(_: Any, inputs: tuple[Tensor, ...]) -> None:
+    def keep_input(_: Any, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0])
 
-    handle = module.register_forward_pre_hook(hear)
-    try:
-        yield
-    finally:
-        handle.remove()
+    handle = last.register_forward_pre_hook(keep_input)
+    with torch.no_grad():
+        predicted = simulation.problem.outputs(params, x).argmax(1)
+    handle.remove()
+    return seen[-1].flatten(1).numpy(), predicted.numpy()

@@ -16,7 +16,7 @@ from fedslr.storage import statistics
 
 
 class Figures(NamedTuple):
-    """What a summary says of a run besides its records."""
+    """The figures of a summary that the records do not have."""
 
     algorithm: str
     dataset: str
@@ -34,11 +34,11 @@ def figures(simulation: Simulation) -> Figures:
         simulation.algorithm.name,
         simulation.federation.name,
         simulation.num_clients,
-        simulation.done,
+        simulation.state.done,
         simulation.settings.seed,
         simulation.sizes(),
         simulation.seconds,
-        full_ranks(simulation.start),
+        full_ranks(simulation.state.start),
     )
 
 
@@ -47,9 +47,9 @@ def full_ranks(start: Params) -> dict[str, int]:
     return {name: min(matrix_shape(tuple(x.shape))) for name, x in start.items() if is_matrix(x)}
 
 
-def is_rerunnable(algorithm: Algorithm[Any, Any], federation: Federation, given: Mapping[str, str]) -> bool:
+def is_rerunnable(algorithm: Algorithm[Any, Any, Any], federation: Federation, given: Mapping[str, str]) -> bool:
     """Whether config.toml alone is enough to do the run again: nothing was given that has no name in a recipe."""
-    return not given and federation.options is not None and naming.is_found(type(algorithm))
+    return not given and federation.options is not None and naming.is_importable(type(algorithm))
 
 
 def summarize(

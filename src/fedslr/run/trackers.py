@@ -1,8 +1,8 @@
-"""Trackers: where people who follow many runs want to see this one too. TensorBoard, MLflow, Weights & Biases.
+"""Trackers of experiments: TensorBoard, MLflow, Weights & Biases.
 
-A tracker is told the configuration, every round and the summary; no environment, no models. Where it sends them, and
-with which account, is its own configuration's affair (`MLFLOW_TRACKING_URI`, `WANDB_MODE`, …), and nothing of that is
-written to the run folder. A tracker that fails is left out of the rest of the run, with a warning.
+A tracker receives the configuration, every round and the summary; no environment and no models. Its own configuration
+(`MLFLOW_TRACKING_URI`, `WANDB_MODE`, …) says where it sends them and with which account; the run folder holds nothing
+of that. A tracker that fails is left out of the rest of the run, with a warning.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fedslr.core.toml import flatten
 PROJECT = "fedslr"
 
 
-class Run(NamedTuple):
-    """What a tracker is told of a run when it starts."""
+class TrackedRun(NamedTuple):
+    """A run as trackers see it when it starts."""
 
     name: str
     recipe: str
@@ -35,19 +35,19 @@ class Run(NamedTuple):
 
 
 class Tracker(Protocol):
-    """What is asked of a tracker. Making one checks that its package is there."""
+    """A tracker. Its constructor imports its package."""
 
-    def start(self, run: Run) -> None: ...
+    def start(self, run: TrackedRun) -> None: ...
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """One finished round, as metrics.jsonl has it."""
+        """Receive one finished round, as metrics.jsonl has it."""
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """The end: the summary, or None where the run stopped before it had one."""
+        """Receive the summary, or None if the run stopped before it had one."""
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record by the names trackers show; clients and layers are summed up."""
+    """Return the figures of a record by the names that trackers show; clients and layers are summed up."""
     found: dict[str, float | None] = {
         "accuracy/global": record.get("accuracy_global"),
         "accuracy/personal": record.get("accuracy_personal"),
@@ -71,12 +71,12 @@ class TensorBoard:
 
         self._writer: Callable[..., Any] = SummaryWriter
 
-    def start(self, run: Run) -> None:
+    def start(self, run: TrackedRun) -> None:
         if run.folder is None:
             raise FedslrError("tensorboard writes to the run folder; give one with out")
         home = run.folder / "tensorboard"
         for before in home.glob("events.out.tfevents.*"):
-            # A resumed run is told again from its first round.
+            # A resumed run logs all its rounds again.
             before.unlink()
         self.writer = self._writer(log_dir=str(home))
         self.writer.add_text("config", f"```toml\n{run.recipe}\n```")
@@ -100,7 +100,7 @@ class MLflow:
 
         self._mlflow = mlflow
 
-    def start(self, run: Run) -> None:
+    def start(self, run: TrackedRun) -> None:
         self.client = self._mlflow.MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         found = self.client.get_experiment_by_name(name)
@@ -127,7 +127,7 @@ class WandB:
 
         self._wandb = wandb
 
-    def start(self, run: Run) -> None:
+    def start(self, run: TrackedRun) -> None:
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         self.run = self._wandb.init(project=project, name=run.name, config=run.config, reinit="finish_previous")
 
@@ -143,7 +143,7 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflo
 
 
 def make(name: str) -> Tracker:
-    """A tracker by name, if its package is installed."""
+    """Return a tracker by name; refuse one whose package is not installed."""
     if name not in TRACKERS:
         raise FedslrError(f"track: got '{name}', no such tracker; {suggest(name, TRACKERS)}")
     try:
@@ -153,16 +153,16 @@ def make(name: str) -> Tracker:
 
 
 class Tracking:
-    """Some trackers of one run; none of them can hurt it."""
+    """The trackers of one run. A failure of theirs does not stop the run."""
 
-    def __init__(self, names: Sequence[str], tell: Callable[[str], None]) -> None:
-        self.waiting = {name: make(name) for name in dict.fromkeys(names)}
+    def __init__(self, names: Sequence[str], warn: Callable[[str], None]) -> None:
+        self.made = {name: make(name) for name in names}
         self.started: dict[str, Tracker] = {}
-        self.tell = tell
+        self.warn = warn
 
-    def start(self, run: Run, earlier: Sequence[Mapping[str, Any]]) -> None:
-        """Begin, with the rounds a resumed run already has."""
-        self.started, self.waiting = self.waiting, {}
+    def start(self, run: TrackedRun, earlier: Sequence[Mapping[str, Any]]) -> None:
+        """Start the trackers, and log the rounds that a resumed run already has."""
+        self.started = dict(self.made)
         self._each(lambda tracker: tracker.start(run))
         for record in earlier:
             self.log(record)
@@ -171,7 +171,7 @@ class Tracking:
         self._each(lambda tracker: tracker.log(record))
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """The end, once: a second one has nobody left to tell."""
+        """Finish the trackers; a second call does nothing."""
         self._each(lambda tracker: tracker.finish(summary))
         self.started = {}
 
@@ -182,4 +182,4 @@ class Tracking:
             except Exception as error:
                 del self.started[name]
                 why = " ".join(str(error).split()) or type(error).__name__
-                self.tell(f"track: {name} failed and is left out: {why}")
+                self.warn(f"track: {name} failed and is left out: {why}")
