@@ -1,18 +1,23 @@
-"""Options that several groups of commands take, and what is asked of their values."""
+"""Options that several groups of commands take, and the checks of their values."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedslr.core.errors import FedslrError
+from fedslr.core.errors import FedslrError, suggest
 
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, dotted for tables. Repeatable."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Also send every round to a tracker: tensorboard, mlflow, wandb. Repeatable."),
 ]
 Pick = Annotated[
     str, typer.Option(help="Accuracy of the last, the best or the last five evaluations: last, best, late.")
@@ -20,18 +25,30 @@ Pick = Annotated[
 Clients = Annotated[str, typer.Option(help="Accuracy over all clients or those sampled in that round: all, sampled.")]
 
 
-def check_choices(pick: str, clients: str) -> None:
+def split_words(text: str) -> list[str]:
+    """Return the words of a text that commas separate."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def require_known(option: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise FedslrError(f"{option}: got '{value}'; {suggest(value, known)}")
+
+
+def check_accuracy(pick: str, clients: str) -> None:
     """Refuse accuracies that no table has."""
-    for name, value, known in (("pick", pick, ("last", "best", "late")), ("clients", clients, ("all", "sampled"))):
-        if value not in known:
-            raise FedslrError(f"--{name}: got '{value}', expected {', '.join(known[:-1])} or {known[-1]}")
+    require_known("--pick", pick, ("last", "best", "late"))
+    require_known("--clients", clients, ("all", "sampled"))
+
+
+def run_home(out: Path | None, recipe: Path, part: str = "") -> Path:
+    """Return the folder that was asked for, or one named after the recipe, with a part of it for a single run."""
+    # recipes/demo/x.toml and recipes/paper/x.toml are two experiments.
+    group = recipe.parent.name
+    return out or Path("runs") / (f"{group}-{recipe.stem}" if group not in ("", "recipes") else recipe.stem) / part
 
 
 def require_file(option: str, path: Path, example: str) -> None:
-    """Refuse a place where no file can be, before there is work to lose."""
-    if path.is_dir():
-        raise FedslrError(f"{option}: {path} is a folder, expected a file such as {path / example}")
-    if not path.parent.is_dir():
-        raise FedslrError(f"{option}: {path.parent}: no such folder; make it, or choose another")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise FedslrError(f"{option}: {path} cannot be written to; choose another place")
+    """Refuse a path where no file can be written, before a long computation."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise FedslrError(f"{option}: got {path}, expected a file in a folder that exists, such as {example}")

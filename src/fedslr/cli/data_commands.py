@@ -9,23 +9,23 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedslr import report
 from fedslr.cli.display import decoding, err_console, out_console, warn
 from fedslr.cli.report_commands import save
 from fedslr.core.errors import FedslrError
-from fedslr.data import DATASETS, cache, load, published
-from fedslr.report.split import extremes, label_counts, skew, split_figure
+from fedslr.data import DATASETS, decoded_cache, downloads, load
+from fedslr.report.label_skew import extremes, label_counts, skew, split_figure
+from fedslr.report.number_text import percent
 
-app = typer.Typer(help="Get datasets, check them, and see how they are shared out.", rich_markup_mode=None)
+app = typer.Typer(help="Download datasets, verify them, and show how they are split.", rich_markup_mode=None)
 Root = Annotated[Path, typer.Option(help="Folder the datasets are in.")]
 
 
 @app.command("list")
 def list_datasets(root: Root = Path("data")) -> None:
-    """List the datasets and whether they are there."""
+    """List the datasets and whether they are on the disk."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("digits", "built in", "1,797 images of handwritten digits, 8×8")
-    for name, item in published.PUBLISHED.items():
+    for name, item in downloads.PUBLISHED.items():
         table.add_row(name, "there" if (root / item.folder).is_dir() else "to be fetched", item.title)
     table.add_row(
         "femnist", "there" if (root / "femnist").is_dir() else "made by LEAF", "handwritten characters by writer"
@@ -44,7 +44,7 @@ def fetch(
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err_console, disable=not err_console.is_terminal) as progress:
         task = progress.add_task(name, total=None)
-        home = published.fetch(
+        home = downloads.fetch(
             name, root, source, lambda done, total: progress.update(task, completed=done, total=total or None)
         )
     out_console.print(f"{name} is in {home}", soft_wrap=True)
@@ -54,11 +54,11 @@ def fetch(
 def verify(
     name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tinyimagenet.")], root: Root = Path("data")
 ) -> None:
-    """Say exactly what is wrong with a dataset on the disk: files, sizes, and whether it can be read."""
-    wrong = published.verify(name, root)
+    """Report every fault of a dataset on the disk: missing files, wrong sizes, unreadable data."""
+    wrong = downloads.verify(name, root)
     if wrong:
         raise FedslrError(f"{name}: {'; '.join(wrong)}")
-    with decoding(), cache.ignored():
+    with decoding(), decoded_cache.bypass():
         loaded = DATASETS[name](root)
     out_console.print(f"{name} is whole: {len(loaded.x):,} training and {len(loaded.x_test):,} test images")
 
@@ -81,8 +81,8 @@ def show_split(
     counts = label_counts(federation)
     found = skew(counts)
     out_console.print(f"{federation.name}: {len(federation.clients)} clients, {federation.num_classes} labels")
-    out_console.print(f"a client's most frequent label has {report.percent(found['largest_share'])} of its samples")
+    out_console.print(f"a client's most frequent label has {percent(found['largest_share'])} of its samples")
     out_console.print(f"a client holds {found['labels_held']:.1f} labels")
-    out_console.print(f"its labels are {report.percent(found['distance'])} away from all clients' (total variation)")
+    out_console.print(f"its labels are {percent(found['distance'])} away from all clients' (total variation)")
     out_console.print(extremes(counts))
     save(split_figure(federation), plot)

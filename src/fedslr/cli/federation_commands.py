@@ -12,8 +12,8 @@ from fedslr.cli.arguments import Changes
 from fedslr.core.errors import FedslrError, Interrupted
 from fedslr.deploy import options, predict
 from fedslr.deploy.ledger import FILE, Ledger, books
-from fedslr.deploy.server import FAILURE, LINGERING, same_run
-from fedslr.report import percent
+from fedslr.deploy.lifecycle import FAILURE_FILE, TAKEOVER_SECONDS, require_same_run
+from fedslr.report.number_text import percent
 from fedslr.storage.locks import is_taken
 
 app = typer.Typer(
@@ -35,21 +35,19 @@ def require_flower() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for everything.")] = Path("runs/federation"),
-    rounds: Annotated[int | None, typer.Option(help="Rounds; 3 unless given.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; 3 unless given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the federation in the folder.")] = False,
 ) -> None:
     """A whole federation on this machine: TLS, keys, a SuperLink, three nodes with their own data."""
     require_flower()
     from fedslr.deploy import loopback
 
-    if rounds is not None and rounds < 1:
-        raise FedslrError(f"rounds: got {rounds}, expected a whole number 1 or above")
     try:
         last = loopback.demo(out, rounds, resume, typer.echo)[-1]
     except KeyboardInterrupt:
-        if loopback.begun(out / "run") is None:
-            raise Interrupted(f"stopped before anything was trained; remove {out} or start it again") from None
-        raise Interrupted(f"stopped; go on with: {_resuming(out / 'run')}") from None
+        begun = loopback.begun(out / "run") is not None
+        again = f"go on with: {_resuming(out / 'run')}" if begun else f"nothing was trained; remove {out}"
+        raise Interrupted(f"stopped; {again}") from None
     shared, own = last["accuracy_global_per_client"], last["accuracy_personal_per_client"]
     for number, one, all_of_them in zip(last.get("evaluated") or range(len(own)), own, shared, strict=True):
         typer.echo(f"node {number}: personal model {percent(one)}, global model {percent(all_of_them)}")
@@ -94,7 +92,7 @@ def start(
         raise FedslrError(f"out: a server is at work in {out}; wait for it, or choose another folder")
     with books(out) as ledger:
         if ledger is not None:
-            same_run(ledger, asked, out)
+            require_same_run(ledger, asked, out)
     _submit(asked.to_toml(), out, superlink)
 
 
@@ -109,7 +107,9 @@ def resume(out: Run, superlink: Connection = "fedslr") -> None:
         typer.echo(f"all {rounds} rounds are done; there is nothing to go on with")
         return
     if is_taken(out):
-        typer.echo(f"a server is still at work on it; the new one waits up to {LINGERING:g} seconds for it to end")
+        typer.echo(
+            f"a server is still at work on it; the new one waits up to {TAKEOVER_SECONDS:g} seconds for it to end"
+        )
     _submit("", out, superlink)
 
 
@@ -120,7 +120,7 @@ def _submit(text: str, out: Path, superlink: str) -> None:
     from fedslr.deploy import loopback
 
     with tempfile.TemporaryDirectory(prefix="fedslr-") as folder:
-        number = loopback.submit(Path(folder), superlink, text, out.absolute(), {**loopback.QUIET, **os.environ})
+        number = loopback.submit(Path(folder), superlink, text, out.absolute(), {**loopback.NO_TELEMETRY, **os.environ})
     typer.echo(
         f"the SuperLink runs it as run {number}, and takes some seconds to begin; see "
         f"`fedslr federation status {out}`, `flwr log {number} {superlink}`"
@@ -154,8 +154,8 @@ def status(out: Run) -> None:
         typer.echo(f"{joined} of {awaited} clients have joined; the first round waits for the others")
     if is_taken(out):
         typer.echo("a server is at work on it")
-    elif (out / FAILURE).exists():
-        typer.echo("stopped: " + (out / FAILURE).read_text("utf-8").strip())
+    elif (out / FAILURE_FILE).exists():
+        typer.echo("stopped: " + (out / FAILURE_FILE).read_text("utf-8").strip())
     elif ledger.fact("done") < asked.recipe.settings.rounds:
         typer.echo(f"no server is at work on it; go on with: {_resuming(out)}")
 
@@ -194,7 +194,7 @@ def _ledger(out: Path) -> Ledger:
     there = (out / FILE).exists()
     ledger = Ledger(out) if there else None
     if ledger is None or not ledger.exists:
-        failure = out / FAILURE
+        failure = out / FAILURE_FILE
         why = f"; its start failed: {failure.read_text('utf-8').strip()}" if failure.exists() else ""
         raise FedslrError(f"{out}: holds no federation ({FILE} is {'empty' if there else 'missing'}){why}")
     return ledger

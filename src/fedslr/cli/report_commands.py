@@ -1,4 +1,4 @@
-"""The commands that show runs: report, figures, watch."""
+"""`fedslr show`, `report`, `figures` and `watch`: the commands that show runs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,50 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedslr.cli.arguments import Clients, Pick, check_choices, require_file
+from fedslr.cli.arguments import Clients, Pick, check_accuracy, require_known, split_words
+from fedslr.cli.display import warn
+from fedslr.cli.printing import print_table
 from fedslr.core.durable import disk_errors, write_durably
-from fedslr.core.errors import FedslrError, suggest
-from fedslr.report import figures as drawing
-from fedslr.report import page, tables, watching
+from fedslr.core.errors import FedslrError
+from fedslr.report import paper_figures
+from fedslr.report.html_report import write_report
+from fedslr.report.live_report import HOST, ReportServer, received_signals
+from fedslr.report.result_tables import Table, columns, result_table
+from fedslr.report.run_groups import group_runs
+from fedslr.report.saved_runs import Run, find_runs, unfinished_runs
+from fedslr.report.table_formats import comma_separated, latex, markdown
 from fedslr.run.representation import represent
+from fedslr.storage import statistics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold such.")]
-FORMATS = ("png", "pdf", "svg")
+PICTURES = ("png", "pdf", "svg")
+
+
+def show(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or folders that hold such.")],
+    plot: Annotated[Path | None, typer.Option(help="Also draw accuracy over rounds to this PNG, PDF or SVG.")] = None,
+    pick: Pick = "last",
+    clients: Clients = "all",
+    format: Annotated[str, typer.Option(help="text, markdown, csv or latex.")] = "text",
+) -> None:
+    """Put finished runs side by side: mean ± standard deviation over seeds."""
+    check_accuracy(pick, clients)
+    require_known("--format", format, ("text", "markdown", "csv", "latex"))
+    if plot is not None:
+        picture_kind(plot, "--plot")
+    runs, unfinished = find_runs(folders), unfinished_runs(folders)
+    table, texts = table_texts(runs, pick, clients, unfinished)
+    if format == "text":
+        print_table(table)
+    else:
+        typer.echo(texts[format], nl=False)
+    if plot is not None:
+        save(paper_figures.accuracy(runs), plot)
+    if unfinished:
+        warn(f"not in the table, since they are not finished: {', '.join(str(run.folder) for run in unfinished)}")
 
 
 def report(
@@ -31,33 +63,35 @@ def report(
     clients: Clients = "all",
 ) -> None:
     """Write report.html: one file that shows a run, a comparison or a sweep, finished or not."""
-    check_choices(pick, clients)
+    check_accuracy(pick, clients)
     path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    if out is not None:
-        require_file("--out", out, "report.html")
-    page.write_report(folders, path, pick, clients)
+    write_report(folders, path, pick, clients)
     typer.echo(f"written to {path}")
 
 
 def figures(
     folders: Folders,
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("figures"),
-    only: Annotated[str | None, typer.Option(help=f"Some of them: {','.join(drawing.FIGURES)}.")] = None,
+    only: Annotated[str | None, typer.Option(help=f"Some of them: {','.join(paper_figures.FIGURES)}.")] = None,
     format: Annotated[str, typer.Option(help="pdf, png or svg, or several, separated by commas.")] = "pdf,png",
     client: Annotated[int | None, typer.Option(help="tsne: whose samples. Default: who has the most labels.")] = None,
     bandwidth: Annotated[float, typer.Option(help="communication: Mbit/s of a client's line.")] = 10.0,
     latency: Annotated[float, typer.Option(help="communication: milliseconds that a message is under way.")] = 20.0,
 ) -> None:
     """Draw the paper's figures for papers: accuracy, violin, t-SNE, communication time, sensitivity."""
-    names = _choices("--only", only, list(drawing.FIGURES)) if only is not None else list(drawing.FIGURES)
-    suffixes = _choices("--format", format, FORMATS)
-    options = drawing.Options(client, bandwidth, latency, represent, lambda text: typer.echo(f"left out: {text}"))
-    drawing.check(options)
-    runs = tables.find_runs(folders, unfinished=True)
+    names = list(paper_figures.FIGURES) if only is None else split_words(only)
+    suffixes = split_words(format)
+    for name in names:
+        require_known("--only", name, paper_figures.FIGURES)
+    for suffix in suffixes:
+        require_known("--format", suffix, PICTURES)
+    options = paper_figures.Options(client, bandwidth, latency, represent, lambda text: typer.echo(f"left out: {text}"))
+    paper_figures.check(options)
+    runs = find_runs(folders, unfinished=True)
     drawn = 0
     for name in names:
         try:
-            figure = drawing.FIGURES[name](runs, options)
+            figure = paper_figures.FIGURES[name](runs, options)
         except FedslrError as error:
             if only is not None:
                 raise
@@ -65,50 +99,50 @@ def figures(
             continue
         drawn += 1
         for suffix in suffixes:
-            save(figure, out / f"{name}.{suffix}", "--out")
+            save(figure, out / f"{name}.{suffix}")
     if not drawn:
         raise FedslrError("figures: nothing could be drawn from these runs")
 
 
 def watch(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, or of several, that may still be under way.")],
-    port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=2**16 - 1, help="Port on this machine; 0 takes a free one.")] = 8000,
 ) -> None:
     """Serve the report of a run on this machine, renewed as rounds come in. Ctrl-C ends it."""
-    if not 0 <= port < 2**16:
-        raise FedslrError(f"--port: got {port}, expected a whole number from 0 to {2**16 - 1}")
-    tables.find_runs([folder], unfinished=True)
-    with watching.serving(folder, port) as server, watching.until_told():
-        typer.echo(f"http://{watching.HOST}:{server.server_port}/ shows {folder}; ctrl-C ends it")
-        server.serve_forever(poll_interval=0.2)
+    find_runs([folder], unfinished=True)
+    with ReportServer(folder, port) as server:
+        signals = received_signals()
+        typer.echo(f"http://{HOST}:{server.server_port}/ shows {folder}; ctrl-C ends it")
+        server.serve_until(signals)
 
 
-def _choices(option: str, given: str, known: list[str] | tuple[str, ...]) -> list[str]:
-    names = list(dict.fromkeys(word.strip() for word in given.split(",") if word.strip()))
-    if not names:
-        raise FedslrError(f"{option}: got none, expected some of {', '.join(known)}")
-    for name in names:
-        if name not in known:
-            raise FedslrError(f"{option}: got '{name}', which is none; {suggest(name, known)}")
-    return names
+def table_texts(runs: list[Run], pick: str, clients: str, unfinished: list[Run]) -> tuple[Table, dict[str, str]]:
+    """Return the table of some runs, and its text in every format."""
+    least = statistics.LATE_EVALUATIONS
+    few = [run.folder.name for run in runs if pick == "late" and statistics.evaluations(run.records) < least]
+    if few:
+        warn(f"late: fewer than {least} evaluations, so the mean of all, in {', '.join(few)}")
+    groups, shown = group_runs(runs, unfinished), columns(pick, clients)
+    table = result_table(groups, shown)
+    return table, {
+        "markdown": markdown(table),
+        "csv": comma_separated(groups, shown),
+        "latex": latex(table),
+    }
 
 
-def kind_of(path: Path, option: str) -> str:
-    """What kind of picture a file is to be, by its name."""
+def picture_kind(path: Path, option: str) -> str:
+    """Return the format of a picture by its file's name."""
     kind = path.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
+    if kind not in PICTURES:
         raise FedslrError(f"{option}: got '{path}', expected a file that ends in .png, .pdf or .svg")
     return kind
 
 
-def save(figure: Figure, path: Path, option: str = "--plot", quiet: bool = False) -> None:
-    """Write a figure to a file whose name says its kind; one that is there is replaced as a whole or not at all."""
-    kind = kind_of(path, option)
+def save(figure: Figure, path: Path, quiet: bool = False) -> None:
+    """Write a figure to a file, in the format of its name."""
     made = io.BytesIO()
-    try:
-        figure.savefig(made, format=kind, dpi=150)
-    except ValueError as error:
-        raise FedslrError(f"{option}: cannot draw {path}: {error}") from None
+    figure.savefig(made, format=picture_kind(path, "--plot"), dpi=150)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, made.getbuffer())

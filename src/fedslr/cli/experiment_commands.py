@@ -1,0 +1,154 @@
+"""`fedslr compare` and `fedslr sweep`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedslr.algorithms import ALGORITHMS
+from fedslr.cli.arguments import Changes, Clients, Pick, Resume, Track, check_accuracy, run_home, split_words
+from fedslr.cli.display import Decoding, ManyDisplay, out_console, warn
+from fedslr.cli.printing import print_table
+from fedslr.cli.report_commands import save, table_texts
+from fedslr.core.durable import write_durably
+from fedslr.core.errors import FedslrError, Interrupted
+from fedslr.core.interrupts import stop_on_signal
+from fedslr.data.image_decoding import decoding_progress
+from fedslr.engine import distributed
+from fedslr.report import paper_figures
+from fedslr.report.html_report import write_report
+from fedslr.report.saved_runs import find_runs, unfinished_runs
+from fedslr.run import experiments, recipes, trackers
+from fedslr.run.jobs import Job, JobOutcome
+from fedslr.run.worker_pool import default_workers, run_jobs
+from fedslr.storage.locks import locked
+
+MAX_REASONS = 5
+"""Failed runs whose reasons are printed."""
+
+Out = Annotated[Path | None, typer.Option(help="Folder for the runs. Default: runs/RECIPE.")]
+Seeds = Annotated[str | None, typer.Option(help="Seeds, separated by commas.")]
+Workers = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Runs at once. Default: one per core, one on a GPU.")
+]
+
+
+def compare(
+    recipe: Annotated[Path, typer.Argument(help="A TOML recipe; its `compare` table may name methods and seeds.")],
+    methods: Annotated[str | None, typer.Option(help="Methods, separated by commas, or `all`.")] = None,
+    seeds: Seeds = None,
+    changes: Changes = None,
+    out: Out = None,
+    resume: Resume = False,
+    workers: Workers = None,
+    pick: Pick = "last",
+    clients: Clients = "all",
+    track: Track = None,
+) -> None:
+    """Run several methods on identical splits, starts and cohorts, and put them in one table."""
+    request = recipes.read(recipe, changes or [])
+    names = split_words(methods) if methods is not None else list(request.compare.methods)
+    names = list(ALGORITHMS) if names == ["all"] else names
+    home = run_home(out, recipe)
+    jobs = experiments.comparison(request, names, _seeds(seeds, request), home)
+    unused = next((c for c in changes or [] if c.startswith("algorithm.")), None)
+    if unused is not None and not any(type(job.recipe.algorithm) is type(request.algorithm) for job in jobs):
+        warn(
+            f"--set {unused}: {request.algorithm.name} is not compared; set the hyperparameters of a compared method "
+            "with --set methods.NAME.KEY=VALUE"
+        )
+    _run_experiment(jobs, home, resume, workers, pick, clients, track or [])
+
+
+def sweep(
+    recipe: Annotated[Path, typer.Argument(help="A TOML recipe; its `sweep` table may name keys and values.")],
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2,…", help="Values of a key of the recipe or of its method. Repeatable."),
+    ] = None,
+    seeds: Seeds = None,
+    changes: Changes = None,
+    out: Out = None,
+    resume: Resume = False,
+    workers: Workers = None,
+    pick: Pick = "last",
+    clients: Clients = "all",
+    track: Track = None,
+) -> None:
+    """Run a recipe with every combination of some values, and put the runs in one table."""
+    request = recipes.read(recipe, changes or [])
+    values: dict[str, list[Any]] = {}
+    for key, some in map(_axis, over or []):
+        values.setdefault(key, []).extend(some)
+    home = run_home(out, recipe)
+    jobs = experiments.sweep(request, values or request.sweep, _seeds(seeds, request), home)
+    _run_experiment(jobs, home, resume, workers, pick, clients, track or [])
+
+
+def _seeds(text: str | None, request: recipes.Recipe) -> list[Any]:
+    if text is None:
+        return list(request.compare.seeds) or [request.settings.seed]
+    return [recipes.value_of(word) for word in split_words(text)]
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    """Return the key and the values of `key=value,value`."""
+    key, _, values = text.partition("=")
+    listed = recipes.value_of(f"[{values}]")
+    return key.strip(), listed if isinstance(listed, list) else [recipes.value_of(word) for word in split_words(values)]
+
+
+def _run_experiment(
+    jobs: list[Job], home: Path, resume: bool, workers: int | None, pick: str, clients: str, track: list[str]
+) -> None:
+    """Run the jobs, then print and write their table."""
+    if distributed.several():
+        raise FedslrError("torchrun: several processes work on one run (fedslr run); several runs are --jobs' work")
+    check_accuracy(pick, clients)
+    for name in track:
+        trackers.make(name)
+    jobs = [job._replace(track=tuple(track)) for job in jobs]
+    experiments.require_fresh(jobs, resume)
+    if (home / "config.toml").exists():
+        raise FedslrError(f"out: {home} is the folder of a single run; choose another")
+    with (
+        locked(home),
+        ManyDisplay(jobs) as display,
+        decoding_progress(Decoding(display.progress)),
+        stop_on_signal(display.warn) as stopped,
+    ):
+        outcomes = run_jobs(jobs, workers or default_workers(), display.show, stopped.__bool__, display.warn)
+    if any(o.interrupted for o in outcomes):
+        raise Interrupted(f"stopped; finished rounds are in {home}: go on with the same command and --resume")
+    done = [job.folder for job, o in zip(jobs, outcomes, strict=True) if o.error is None]
+    if done:
+        _write_results(home, [job.folder for job in jobs], done, pick, clients)
+    _require_success(outcomes)
+
+
+def _write_results(home: Path, asked: Sequence[Path], done: Sequence[Path], pick: str, clients: str) -> None:
+    """Print the table of the finished runs, and write it with the report and a figure."""
+    others = sorted(p.parent for p in home.glob("*/summary.json") if p.parent not in asked)
+    runs = find_runs([*done, *others])
+    table, texts = table_texts(runs, pick, clients, unfinished_runs(sorted(asked)))
+    print_table(table)
+    for format, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
+        write_durably(home / f"table.{suffix}", texts[format].encode())
+    save(paper_figures.accuracy(runs), home / "accuracy.png", quiet=True)
+    write_report([home], home / "report.html", pick, clients)
+    if others:
+        names = ", ".join(p.name for p in others)
+        out_console.print(f"the table also has runs of earlier commands in this folder: {names}", soft_wrap=True)
+    written = "report.html, table.md, table.csv, table.tex, accuracy.png"
+    out_console.print(f"results in {home} ({written})", soft_wrap=True)
+
+
+def _require_success(outcomes: Sequence[JobOutcome]) -> None:
+    failed = [o for o in outcomes if o.error is not None]
+    if failed:
+        reasons = "; ".join(f"{o.job}: {o.error}" for o in failed[:MAX_REASONS])
+        more = f"; and {', '.join(o.job for o in failed[MAX_REASONS:])}" if len(failed) > MAX_REASONS else ""
+        raise FedslrError(f"{len(failed)} of {len(outcomes)} runs failed; {reasons}{more}")
