@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: an authority of its own, the server's certificate, a key for every node."""
+"""The certificates and keys of a federation: its own authority, the server's certificate, a key for every node."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cryptography.x509.oid import NameOID
 from fedslr.core.durable import disk_errors, write_durably
 from fedslr.core.errors import FedslrError
 
-LIFE = datetime.timedelta(days=825)
-"""As long as certificates are commonly believed."""
-HOST = re.compile(r"(\*\.)?(?!-)[\w-]{1,63}(?<!-)(\.(?!-)[\w-]{1,63}(?<!-))*", re.ASCII)
-"""A name as DNS and container networks have them."""
+CERTIFICATE_LIFETIME = datetime.timedelta(days=825)
+"""The longest that common software accepts."""
+HOST_NAME = re.compile(r"(\*\.)?(?!-)[\w-]{1,63}(?<!-)(\.(?!-)[\w-]{1,63}(?<!-))*", re.ASCII)
+"""The form of names in DNS and in container networks."""
 
 
 def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
-    """ca.crt for everybody, server.crt and server.key for the SuperLink. The authority's key is kept nowhere."""
+    """Write ca.crt for everybody, server.crt and server.key for the SuperLink; forget the authority's key."""
     names = [_name(host) for host in hosts]
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_to_overwrite(folder / "ca.crt", folder / "server.key", folder / "server.crt")
@@ -64,7 +64,7 @@ def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
 
 
 def make_node_key(path: Path) -> Path:
-    """A node's private key; its public key, to be registered, is beside it."""
+    """Write a node's private key, and beside it the public key to be registered; return the public key's path."""
     public = path.with_name(path.name + ".pub")
     path.parent.mkdir(parents=True, exist_ok=True)
     _refuse_to_overwrite(path, public)
@@ -79,7 +79,7 @@ def make_node_key(path: Path) -> Path:
 
 
 def registered_key(folder: Path, client: int) -> bytes:
-    """The public key of a client, as the SuperLink has it; a FedslrError if there is none."""
+    """Return the public key of a client in the SuperLink's form; raise a FedslrError if there is none."""
     path = folder / f"{client}.pub"
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
@@ -99,7 +99,7 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePub
         .serial_number(x509.random_serial_number())
         # Clocks of machines differ a little.
         .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + LIFE)
+        .not_valid_after(now + CERTIFICATE_LIFETIME)
     )
 
 
@@ -108,7 +108,7 @@ def _name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         is_number = "." in host and host.rpartition(".")[2].isdigit()  # no name of a network ends in one
-        if len(host) > 253 or HOST.fullmatch(host) is None or is_number:
+        if len(host) > 253 or HOST_NAME.fullmatch(host) is None or is_number:
             expected = "a name such as superlink.example.org or an address such as 10.0.0.7, without a port"
             raise FedslrError(f"--host: got '{host}', expected {expected}") from None
         return x509.DNSName(host)
@@ -121,7 +121,7 @@ def _refuse_to_overwrite(*paths: Path) -> None:
 
 
 def _write_secret(path: Path, data: bytes) -> None:
-    """A file that only its owner reads."""
+    """Write a file that only its owner can read."""
     with disk_errors(path):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:

@@ -1,5 +1,8 @@
-"""A whole federation on one machine, as several would be: a SuperLink with TLS that knows its nodes by their keys,
-SuperNodes with a folder of data each, and everything stopped at the end."""
+"""A whole federation on one machine, with the processes and keys of a real one.
+
+A SuperLink with TLS knows its nodes by their keys, every SuperNode has a folder of data, and everything is stopped at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -19,39 +22,34 @@ from typing import Any
 import numpy as np
 
 from fedslr.core.errors import FedslrError
-from fedslr.data import share_out
-from fedslr.data.federation import PARTS, ClientData
+from fedslr.data import build_federation
+from fedslr.data.client_data import ARRAY_NAMES, ClientData
 from fedslr.deploy import keys, options
 from fedslr.deploy.ledger import books
-from fedslr.deploy.server import FAILURE
-from fedslr.report import percent
+from fedslr.deploy.lifecycle import FAILURE_FILE
+from fedslr.report.number_text import percent
 from fedslr.run import recipe_text
 from fedslr.storage.locks import is_taken, locked
 from fedslr.storage.record import read_records
 
 CONNECTION = "fedslr"
-LINK = "superlink"
-"""Its name among the processes."""
-PATIENCE = 30
-"""Seconds that a SuperLink may take to come up."""
+SUPERLINK = "superlink"
+"""The SuperLink's name among the processes."""
+STARTUP_SECONDS = 30
+"""A SuperLink may take so long to come up."""
+STOP_SECONDS = 5
+"""A process may take so long to end by itself."""
+SUCCESSOR_SECONDS = 10.0
+"""A run whose server failed gets another server within this time, or none."""
 
-GRACE = 5
-"""Seconds that a process may take to end by itself."""
-
-HANDOVER = 10.0
-"""Seconds after which a run whose server failed has no other."""
-
-GUARD = 'umask 077; (while kill -0 "$0"; do sleep 1; done; kill -- -$$) >/dev/null 2>&1 & '
-"""Ends a process and all that it started when the one that started it is gone, however it went. Nobody else reads its
-files."""
-ONCE, AGAIN = '"$@"', 'until "$@"; do sleep 8; done'
-"""What a supervisor does."""
-
-LONGEST = 400
-"""Letters of what a program said last, where it failed."""
-
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-"""Flower's programs tell nobody that they run."""
+END_WITH_PARENT = 'umask 077; (while kill -0 "$0"; do sleep 1; done; kill -- -$$) >/dev/null 2>&1 & '
+"""Shell code that ends a process and its children when its parent is gone; only the owner can read their files."""
+RUN_ONCE, RUN_UNTIL_SUCCESS = '"$@"', 'until "$@"; do sleep 8; done'
+"""Shell code that runs a command as a supervisor does."""
+MAX_OUTPUT_LENGTH = 400
+"""Characters that are shown of the output of a program that failed."""
+NO_TELEMETRY = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+"""Settings with which Flower's programs contact nobody else."""
 
 APP = """[project]
 name = "fedslr-federation"
@@ -74,7 +72,7 @@ out = ""
 
 
 def program(name: str) -> str:
-    """One of Flower's programs, preferably of this environment."""
+    """Return the path of one of Flower's programs, preferably of this environment."""
     found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
         raise FedslrError(f"{name} is not installed; pip install 'fedslr[deploy]'")
@@ -82,19 +80,19 @@ def program(name: str) -> str:
 
 
 def environment(home: Path, **changes: str) -> dict[str, str]:
-    """What Flower's programs need: no telemetry, nothing installed behind one's back, a folder of their own."""
+    """Return the environment of Flower's programs: no telemetry, no installing of packages, a folder of their own."""
     return {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "FLWR_HOME": str(home),
-        **QUIET,
+        **NO_TELEMETRY,
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         **changes,
     }
 
 
 def write_app(folder: Path) -> Path:
-    """The app that SuperLinks and SuperNodes are asked to run: it only names the two in fedslr."""
+    """Write the app that SuperLinks and SuperNodes are asked to run; it only names the two apps in fedslr."""
     app = folder / "app"
     app.mkdir(parents=True, exist_ok=True)
     (app / "pyproject.toml").write_text(APP, "utf-8")
@@ -102,7 +100,7 @@ def write_app(folder: Path) -> Path:
 
 
 def submit(folder: Path, connection: str, recipe: str, out: Path, env: Mapping[str, str]) -> str:
-    """Ask a SuperLink to run a federation; the number it gave the run."""
+    """Ask a SuperLink to run a federation; return the number that it gave the run."""
     app = write_app(folder)
     settings = folder / "run.toml"
     asked = {"recipe": recipe, "out": str(out)}
@@ -113,24 +111,24 @@ def submit(folder: Path, connection: str, recipe: str, out: Path, env: Mapping[s
 
 
 def call(command: list[str], env: Mapping[str, str]) -> str:
-    """What a program said; where it failed, that in a line, without the frames it draws."""
+    """Return the output of a program; if it fails, raise an error with its output as one line."""
     done = subprocess.run(command, env=dict(env), capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         said = " ".join(re.sub("[─-╿]", " ", f"{done.stdout} {done.stderr}").split())
-        if len(said) > LONGEST:
-            said = "… " + said[-LONGEST:].partition(" ")[2]
+        if len(said) > MAX_OUTPUT_LENGTH:
+            said = "… " + said[-MAX_OUTPUT_LENGTH:].partition(" ")[2]
         raise FedslrError(f"{Path(command[0]).name} {command[1]} failed: {said}")
     return done.stdout
 
 
 def write_data(path: Path, data: ClientData) -> None:
-    """A client's data as a node reads them."""
+    """Write a client's data to a file that a node can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **{part: getattr(data, part).numpy() for part in PARTS})
+    np.savez(path, **{part: getattr(data, part).numpy() for part in ARRAY_NAMES})
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody uses."""
+    """Return ports that no process uses."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for s in sockets:
@@ -146,7 +144,7 @@ class Loopback:
         self.home, self.keys, self.logs = (self.folder / name for name in ("flower", "keys", "logs"))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (self.port,) = free_ports(1)
-        # A look for work every fifth of a second: otherwise most of a small round is waiting.
+        # Processes look for work every fifth of a second; with the usual interval a small round is mostly waiting.
         self.env = environment(self.home, FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.2", OMP_NUM_THREADS="1")
 
     def __enter__(self) -> Loopback:
@@ -157,16 +155,16 @@ class Loopback:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Nodes first, all at once: the SuperLink takes one that did not sign off for alive, and its successor not in.
+        # Nodes end first: the SuperLink believes that a node that did not sign off is alive, and refuses its successor.
         for name, process in self.processes.items():
-            if name != LINK:
+            if name != SUPERLINK:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
-        for name in sorted(self.processes, key=lambda name: name == LINK):
-            self.stop(name, signal.SIGTERM if name == LINK else None)
+        for name in sorted(self.processes, key=lambda name: name == SUPERLINK):
+            self.stop(name, signal.SIGTERM if name == SUPERLINK else None)
 
     def start_superlink(self) -> None:
-        """The SuperLink, with TLS and node authentication; what it knows of nodes is on the disk."""
+        """Start the SuperLink, with TLS and node authentication; it keeps its nodes on the disk."""
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n',
@@ -176,15 +174,15 @@ class Loopback:
         command += ["--port", str(self.port), "--database", str(self.home / "superlink.sqlite")]
         for option, file in (("certfile", "server.crt"), ("keyfile", "server.key"), ("ca-certfile", "ca.crt")):
             command += [f"--ssl-{option}", str(self.keys / file)]
-        self._start(LINK, command, ONCE)
-        until = time.monotonic() + PATIENCE
+        self._start(SUPERLINK, command, RUN_ONCE)
+        until = time.monotonic() + STARTUP_SECONDS
         while not _listens(self.port):
-            if self.processes[LINK].poll() is not None or time.monotonic() > until:
+            if self.processes[SUPERLINK].poll() is not None or time.monotonic() > until:
                 raise FedslrError(f"the SuperLink did not start; see {self.logs / 'superlink.log'}")
             time.sleep(0.1)
 
     def register(self, name: str) -> None:
-        """A key for a node, and the SuperLink told of it; whatever of that was done before is not done again."""
+        """Make a key for a node and register it with the SuperLink, as far as that was not done before."""
         public, registered = self.keys / f"{name}.pub", self.keys / f"{name}.registered"
         if registered.exists():
             return
@@ -199,21 +197,21 @@ class Loopback:
         registered.touch()
 
     def start_node(self, name: str, client: int, data: Path, store: Path) -> None:
-        """A SuperNode, started again if it fails: after one was killed, Flower lets it in only a minute later."""
+        """Start a SuperNode, again if it fails: Flower admits a node that was killed only a minute later."""
         (port,) = free_ports(1)
         settings = f'client={client} data="{data}" store="{store}"'
         command = [program("flower-supernode"), "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--root-certificates", str(self.keys / "ca.crt"), "--port", str(port)]
         command += ["--auth-supernode-private-key", str(self.keys / name), "--node-config", settings]
-        self._start(name, command, AGAIN)
+        self._start(name, command, RUN_UNTIL_SUCCESS)
 
     def submit(self, recipe: str, out: Path) -> str:
         return submit(self.folder, CONNECTION, recipe, out, self.env)
 
     def stop(self, name: str, how: signal.Signals | None = signal.SIGTERM) -> None:
-        """End a process and all that it started, which may have been told already."""
+        """End a process and its children; they may have received the signal already."""
         process = self.processes.pop(name)
-        until = time.monotonic() + GRACE
+        until = time.monotonic() + STOP_SECONDS
         with contextlib.suppress(ProcessLookupError):
             if how is not None:
                 os.killpg(process.pid, how)
@@ -225,7 +223,7 @@ class Loopback:
         process.wait()
 
     def _start(self, name: str, command: list[str], how: str) -> None:
-        guarded = ["sh", "-c", GUARD + how, str(os.getpid()), *command]
+        guarded = ["sh", "-c", END_WITH_PARENT + how, str(os.getpid()), *command]
         with (self.logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 guarded, env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
@@ -239,13 +237,13 @@ def _listens(port: int) -> bool:
 
 
 def begun(run: Path) -> tuple[str, int] | None:
-    """The recipe and the finished rounds of the federation in a folder; None if none was begun there."""
+    """Return the recipe and the finished rounds of the federation in a folder; None if none was begun there."""
     with books(run) as ledger:
         return None if ledger is None else (ledger.fact("recipe"), int(ledger.fact("done")))
 
 
 def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Three nodes on handwritten digits, from certificates to the end; the records of the run."""
+    """Run three nodes on handwritten digits, from certificates to the end; return the records of the run."""
     changes = [] if rounds is None else [f"rounds={rounds}"]
     asked = options.demo(changes)
     run = folder / "run"
@@ -262,7 +260,7 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
         if asked.recipe.settings.rounds == done and (run / "summary.json").exists():
             say(f"all {done} rounds are done; --rounds asks for more")
             return read_records(run)
-    clients = share_out(asked.recipe.data).clients
+    clients = build_federation(asked.recipe.data).clients
     with locked(folder), Loopback(folder) as federation:
         say("starting a SuperLink with TLS and node authentication")
         federation.start_superlink()
@@ -272,15 +270,15 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
             federation.register(f"{number}")
             federation.start_node(f"{number}", number, home / "data", home / "store")
             say(f"node {number}: {len(data.y)} samples in {home / 'data'}, state in {home / 'store'}")
-        (run / FAILURE).unlink(missing_ok=True)
+        (run / FAILURE_FILE).unlink(missing_ok=True)
         federation.submit(asked.to_toml(), run.resolve())
         return follow(run, asked.recipe.settings.rounds, say)
 
 
 def follow(
-    run: Path, rounds: int, say: Callable[[str], None], limit: float = 3600, handover: float = HANDOVER
+    run: Path, rounds: int, say: Callable[[str], None], limit: float = 3600, handover: float = SUCCESSOR_SECONDS
 ) -> list[dict[str, Any]]:
-    """Wait for a run on this machine to end, a line for every round. A server that fails may have a successor."""
+    """Wait for a run on this machine to end, and say a line for every round; a failed server may have a successor."""
     told, until, failed = 0, time.monotonic() + limit, None
     while time.monotonic() < until:
         records = read_records(run) if (run / "metrics.jsonl").exists() else []
@@ -291,12 +289,12 @@ def follow(
         told = max(told, len(records))
         if (run / "summary.json").exists() and told >= rounds:
             return records
-        if not (run / FAILURE).exists() or is_taken(run):
+        if not (run / FAILURE_FILE).exists() or is_taken(run):
             failed = None
         elif failed is None:
             failed = time.monotonic()
         elif time.monotonic() > failed + handover:
-            with contextlib.suppress(FileNotFoundError):  # a successor takes it back
-                raise FedslrError((run / FAILURE).read_text("utf-8").strip())
+            with contextlib.suppress(FileNotFoundError):  # a successor removes the file
+                raise FedslrError((run / FAILURE_FILE).read_text("utf-8").strip())
         time.sleep(0.5)
     raise FedslrError(f"{run}: the run did not end in {limit:g} seconds")

@@ -1,53 +1,74 @@
-"""What server and nodes say to each other: a few plain fields around bytes that `wire` made.
+"""The messages between the server and the nodes: a few plain fields around bytes that the channel encoded.
 
-The uploads of a client that were counted form a chain. Both sides keep its head:
+The counted uploads of a client form a chain. Both sides keep its head:
 
-    head ← SHA-256(head, round, attempt, digest of the upload, share of it that was counted)
+    head ← SHA-256(head, round, attempt, digest of the upload, scale that the norm bound gave it)
 
-Every order tells the node the server's head. One that is the node's own: nothing was counted since. One that the upload
-the node keeps leads to: that upload was counted, and is booked. Any other: the two have lost each other, and the node
-is enrolled anew with what its books must say.
+Every order tells a node the head that the server has. If it is the node's own head, the server counted nothing since.
+If the upload that the node keeps leads to it, the server counted that upload and the node books it. With any other head
+the two have lost each other: the server enrols the node again and sends it the ledger that it must have.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Self, get_type_hints
 
-from fedslr.core import schema
+from fedslr.channel import encoding
+from fedslr.core import factored, schema
 from fedslr.core.errors import WireError
+from fedslr.core.tree import Tree
 
 ENROL, TRAIN, EVALUATE = "enrol", "train", "evaluate"
 DONE, LOST, REFUSED = "done", "lost", "refused"
-ANYBODY = -1
-"""The client of an order to a node that has not yet said which client it is."""
-UNKNOWN = -1.0
-"""An accuracy that there is not: no test data, or no global model."""
+UNKNOWN_CLIENT = -1
+"""The client in an order to a node that has not yet said which client it is."""
+NOT_MEASURED = -1.0
+"""The accuracy of a node without test data, or of a method without a global model."""
 EIGHT_BIT, NUMBERS = "8-bit", "numbers"
-"""What a node's inputs are: bytes, which models see as numbers from 0 to 1, or numbers that they see as they are."""
-LONGEST = 2000
-"""Characters of a text that somebody else wrote."""
+"""The kinds of inputs: bytes, which models see as numbers from 0 to 1, or numbers that models see as they are."""
+MAX_TEXT_LENGTH = 2000
+"""Characters of a text in a message."""
+MAX_QUOTE_LENGTH = 300
+"""Characters that are shown of a text that the other side wrote."""
 
 
 def digest(data: bytes) -> str:
+    """Return the SHA-256 of some bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
 def quoted(text: str) -> str:
-    """What somebody else wrote, as one short line without surprises."""
-    return ascii(" ".join(text[:LONGEST].split()))[1:-1][:300]
+    """Return a text of the other side as one short line of printable ASCII characters."""
+    return ascii(" ".join(text[:MAX_TEXT_LENGTH].split()))[1:-1][:MAX_QUOTE_LENGTH]
+
+
+def encode(tree: Tree) -> encoding.Message:
+    """Return a tree as a message; an empty tree is no message at all."""
+    return encoding.encode(tree) if tree else encoding.NOTHING
+
+
+def decode_parts(data: bytes) -> Tree:
+    """Return the tree of a message, with low-rank matrices as factors if they came as factors."""
+    return encoding.decode(data) if data else {}
+
+
+def decode(data: bytes) -> Tree:
+    """Return the tree of a message, with every matrix multiplied out."""
+    return factored.multiply_out(decode_parts(data))
 
 
 def first_head(run: str, client: int) -> str:
-    """The head of a client of whom nothing was counted yet."""
+    """Return the head of a client before its first counted upload."""
     return digest(f"{run} {client}".encode())
 
 
-def next_head(head: str, round: int, attempt: int, upload: str, share: float) -> str:
-    return digest(f"{head} {round} {attempt} {upload} {share!r}".encode())
+def next_head(head: str, round: int, attempt: int, upload: str, scale: float) -> str:
+    """Return the head after an upload, given by its digest, was counted."""
+    return digest(f"{head} {round} {attempt} {upload} {scale!r}".encode())
 
 
 @dataclass(frozen=True)
@@ -59,48 +80,51 @@ class _Fields:
 
     @classmethod
     def from_fields(cls, given: Mapping[str, Any]) -> Self:
-        """The message, or a WireError: no field missing, none too many, each of its type and of no odd value."""
-        kinds = get_type_hints(cls)
-        names = [f.name for f in fields(cls)]
-        if missing := [name for name in names if name not in given]:
-            raise WireError(f"the message lacks '{missing[0]}'")
-        if extra := [name for name in given if name not in kinds]:
-            raise WireError(f"the message has a field nobody knows: {ascii(extra[0])[:50]}")
-        for name in names:
-            if type(given[name]) is not kinds[name]:
-                wanted = schema.KINDS.get(kinds[name], "bytes")
-                raise WireError(f"the message's '{name}' is a {type(given[name]).__name__}, expected {wanted}")
-            if kinds[name] is float and not math.isfinite(given[name]):
-                raise WireError(f"the message's '{name}' is not finite")
-        return cls(**{name: given[name] for name in names})
+        """Return the message of some fields; raise a WireError unless each field is there and of its type."""
+        if wrong := next(_mistakes(given, get_type_hints(cls)), None):
+            raise WireError(f"the message {wrong}")
+        return cls(**given)
+
+
+def _mistakes(given: Mapping[str, Any], kinds: Mapping[str, type]) -> Iterator[str]:
+    """Yield what is wrong with the fields of a message."""
+    yield from (f"lacks '{name}'" for name in kinds if name not in given)
+    yield from (f"has an unknown field: {ascii(name)[:50]}" for name in given if name not in kinds)
+    for name, value in given.items():
+        if type(value) is not kinds[name]:
+            yield f"has a {type(value).__name__} as '{name}', expected {schema.KINDS.get(kinds[name], 'bytes')}"
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield f"has a '{name}' that is not finite"
 
 
 @dataclass(frozen=True)
 class Order(_Fields):
-    """From the server to a node."""
+    """A message from the server to a node."""
 
     kind: str
     run: str
     client: int
     round: int
-    """Counted from 0: the round to train in, or rounds that are done."""
+    """Counted from 0: the round to train in, or the number of rounds that are done."""
     attempt: int
     head: str
-    """Where the client's chain is."""
-    share: float
-    """Of the last upload that was counted."""
+    """The head of the client's chain."""
+    scale: float
+    """The factor by which the norm bound multiplied the last counted upload."""
     payload: bytes = b""
+    shared: bytes = b""
+    """To evaluate: the global model, if clients are sent only parts of it."""
     note: str = ""
-    """What was wrong with the node's last message, if something was."""
+    """Why the server refused the node's last message, if it did."""
     recipe: str = ""
+    """To enrol: the whole request, and below the initial model and the client's ledger."""
     start: bytes = b""
-    account: bytes = b""
-    """To enrol: the whole request, the initial model and the client's books."""
+    ledger: bytes = b""
 
 
 @dataclass(frozen=True)
 class Report(_Fields):
-    """From a node to the server."""
+    """A message from a node to the server."""
 
     kind: str
     status: str
@@ -110,14 +134,14 @@ class Report(_Fields):
     attempt: int
     examples: int = 0
     inputs: str = ""
-    """Of what kind they are, where the node enrols."""
+    """The kind of the node's inputs, when it enrols."""
     payload: bytes = b""
     digest: str = ""
     """SHA-256 of the payload."""
     address: bytes = b""
-    """What of the client's new state the server has to know to address it."""
-    accuracy_global: float = UNKNOWN
-    accuracy_personal: float = UNKNOWN
+    """The address that came with the upload or, when the node enrols, the one of its present state."""
+    accuracy_global: float = NOT_MEASURED
+    accuracy_personal: float = NOT_MEASURED
     parameters: int = 0
-    """Numbers that the personal model needs."""
+    """The parameters that the personal model needs."""
     reason: str = ""

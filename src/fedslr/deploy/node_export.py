@@ -10,58 +10,56 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedslr.channel import encoding
+from fedslr.core import factored
 from fedslr.core.errors import FedslrError
-from fedslr.core.states import restore
 from fedslr.core.types import Params, Payload
+from fedslr.data.node_data import NODE_DATASET
 from fedslr.data.normalization import UNIT
-from fedslr.data.own import DEPLOYED
 from fedslr.deploy import options
+from fedslr.deploy.accounts import Accounts
 from fedslr.deploy.ledger import FILE, books
-from fedslr.deploy.messages import EIGHT_BIT
+from fedslr.deploy.messages import EIGHT_BIT, decode_parts
 from fedslr.deploy.node_store import PAGE, NodeStore
-from fedslr.export.export import BATCH, Origin, sourced
+from fedslr.export.layered_model import DEFAULT_BATCH, ModelOrigin, layered_model
 
 
 def is_store(folder: Path) -> bool:
+    """Return whether a folder is a node's store."""
     return (folder / PAGE).exists()
 
 
 def is_deployed(folder: Path) -> bool:
+    """Return whether a folder is the run folder of a deployed federation."""
     return (folder / FILE).exists()
 
 
-def global_model(run: Path, batch: int = BATCH) -> Origin:
-    """The global model of the last finished round; its accuracy is that of the last evaluation."""
+def global_model(run: Path, batch: int = DEFAULT_BATCH) -> ModelOrigin:
+    """Return the global model of the last finished round, with the accuracy of the last evaluation."""
     with books(run) as ledger:
         if ledger is None:
             raise FedslrError(f"{run}: holds no federation ({FILE} is empty)")
         asked = options.from_text(ledger.fact("recipe"))
-        method, start = asked.recipe.algorithm, ledger.tree("start")
-        server = restore(type(method.init_server(start, 1)), ledger.tree("server"))
-        params, records, done = method.global_model(server), ledger.records(), int(ledger.fact("done"))
+        method = asked.recipe.algorithm
+        if not method.has_global_model:
+            raise FedslrError(f"global: {method.name} has no global model; export a client's on its node")
+        shared = Accounts(ledger, method).broadcast.shared()
+        records, done = ledger.records(), int(ledger.fact("done"))
         clients, inputs = len(ledger.members()), ledger.fact("inputs")
-    if params is None:
-        raise FedslrError(f"global: {method.name} has no global model; export a client's on its node")
     found = [record["accuracy_global"] for record in records if record.get("accuracy_global") is not None]
-    kept = method.shared(method.broadcast(server))
-    return _origin(asked, None, params, kept, batch, clients, done, (found[-1] if found else None, 0), inputs)
+    accuracy = (found[-1] if found else None, 0)
+    return _origin(asked, None, factored.multiply_out(shared), shared, batch, clients, done, accuracy, inputs)
 
 
-def personal_model(store: Path, client: int | None = None, batch: int = BATCH) -> Origin:
-    """A node's personal model, as it was last evaluated."""
-    kept = NodeStore(store)
-    page = kept.read()
-    if page is None or page.personal is None:
-        raise FedslrError(f"{store}: has no personal model yet; it has one after the first evaluation")
+def personal_model(store: Path, client: int | None = None, batch: int = DEFAULT_BATCH) -> ModelOrigin:
+    """Return a node's personal model as it was last evaluated."""
+    page, found, params = NodeStore(store).last_evaluation()
     if client not in (None, page.client):
         raise FedslrError(f"--client: got {client}, but {store} is the store of client {page.client}")
     asked = options.from_text(page.recipe)
-    params: Params = kept.personal(page.personal)
-    parts = {} if page.parts is None else encoding.decode(kept.bytes(page.parts))
-    done, accuracy, tested = page.evaluation or (0, -1.0, 0)
-    good = (accuracy, tested) if tested and accuracy >= 0 else (None, 0)
-    return _origin(asked, page.client, params, parts, batch, asked.recipe.data.clients, done, good, page.inputs)
+    parts = decode_parts(NodeStore(store).bytes(found.parts))
+    accuracy = (found.accuracy, found.tested) if found.tested else (None, 0)
+    clients = asked.recipe.data.clients
+    return _origin(asked, page.client, params, parts, batch, clients, found.rounds, accuracy, found.inputs)
 
 
 def _origin(
@@ -74,8 +72,8 @@ def _origin(
     done: int,
     accuracy: tuple[float | None, int],
     inputs: str | None,
-) -> Origin:
-    model, recipe = asked.task().model, asked.recipe
+) -> ModelOrigin:
+    model, recipe = asked.problem().model, asked.recipe
     model.load_state_dict(params, strict=False)
     about: dict[str, Any] = {
         "input_shape": list(asked.options.shape),
@@ -83,14 +81,14 @@ def _origin(
         "class_names": None,
         "normalization": UNIT._asdict() if inputs == EIGHT_BIT else None,
         "method": recipe.algorithm.name,
-        "dataset": DEPLOYED,
+        "dataset": NODE_DATASET,
         "clients": clients,
         "rounds": done,
         "seed": recipe.settings.seed,
         "rounds_left": max(0, recipe.settings.rounds - done),
     }
-    return Origin(
-        sourced(client, model, params, kept, _inputs(model, (batch, *asked.options.shape))),
+    return ModelOrigin(
+        layered_model(client, model, params, kept, _inputs(model, (batch, *asked.options.shape))),
         about,
         dataclasses.asdict(recipe.algorithm),  # type: ignore[call-overload]
         lambda answers: accuracy,
@@ -99,12 +97,12 @@ def _origin(
 
 @torch.no_grad()
 def _inputs(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    """Inputs to compare answers with, where there are no data: some numbers, or codes for a model that takes those."""
+    """Return inputs to compare answers with: random numbers, or zeros as codes for a model that takes codes."""
     first = next(model.parameters())
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(first.device, first.dtype)
     codes = torch.zeros(shape, dtype=torch.int64, device=first.device)
     for x in (numbers, codes):
-        with contextlib.suppress(Exception):  # a model of one's own that takes neither says so below
+        with contextlib.suppress(Exception):  # a person's own model that takes neither is refused below
             model.eval()(x)
             return x
     raise FedslrError(f"model: it takes neither numbers nor codes of shape {list(shape)}, so that it cannot be tried")

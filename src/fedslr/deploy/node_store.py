@@ -1,16 +1,18 @@
-"""What a node keeps on its disk, so that it can be killed at any moment.
+"""The files of a node, written so that the node can be killed at any moment.
 
     STORE/
       page.json                     the run, the client, the head of its chain, and the names of the files that count
-      state-000012.safetensors      the client's state, everything booked that was counted
-      trained-000013.safetensors    an upload that waits: the state after its training, its ledger not yet booked,
-      upload-000013.bin             and the very bytes that were, or will be, sent
+      state-000012.safetensors      the client's state and its ledger, with every counted upload booked
+      upload-000013.bin             an upload that waits for the server's word: the bytes that are sent,
+      address-000013.bin            the address that is sent with it,
+      trained-000013.safetensors    the client's state after that training,
+      broadcast-000013.bin          and the payload of its round, until the personal part is trained with it too
       start-000001.safetensors      the initial model
       personal-000014.safetensors   the personal model of the last evaluation, for `fedslr predict`
-      parts-000014.bin              and what it is made of, factors and non-zeros, for `fedslr export`
+      parts-000014.bin              its parts, factors and non-zeros, for `fedslr export`
 
-Files are never changed. New ones are written first, then the page is renamed into place: that is the one moment in
-which anything happens. What no page names is removed.
+Files are never changed. New files are written first, then the page is renamed into place: nothing happens before that
+moment, and everything has happened after it. Files that no page names are removed.
 """
 
 from __future__ import annotations
@@ -31,22 +33,42 @@ from fedslr.storage.tree_files import Entry, read_tree, read_verified, write_tre
 
 FORMAT = 1
 PAGE = "page.json"
-OURS = re.compile(
-    r"\.?(start|state|trained|upload|personal|parts)-\d+\.(safetensors|bin)(\.\d+\.tmp)?|\.page\.json\.\d+\.tmp"
-)
+FILE_KINDS = ("start", "state", "trained", "upload", "address", "broadcast", "personal", "parts")
+OURS = re.compile(rf"\.?({'|'.join(FILE_KINDS)})-\d+\.(safetensors|bin)(\.\d+\.tmp)?|\.page\.json\.\d+\.tmp")
+"""Names of the files that a node makes; it never touches others."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """An upload whose fate the node does not know yet."""
+    """An upload that the server may have counted or not."""
 
     round: int
     attempt: int
     base: str
-    """Digest of the broadcast it was trained from."""
+    """Digest of the payload that the client trained from."""
     digest: str
     trained: Entry
-    upload: Entry
+    """The client's state after its training; after its personal part too, unless `broadcast` is there."""
+    upload: Entry | None
+    """The bytes that are sent; None for an empty upload."""
+    address: Entry | None
+    broadcast: Entry | None
+    """The payload, if the personal part is still to be trained."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The personal model of the last evaluation."""
+
+    personal: Entry
+    parts: Entry | None
+    rounds: int
+    """Rounds that were done."""
+    accuracy: float
+    tested: int
+    """Samples that the model was tested on."""
+    inputs: str
+    """The kind of the inputs, see `messages`."""
 
 
 @dataclass(frozen=True)
@@ -60,30 +82,31 @@ class Page:
     start: Entry
     state: Entry
     pending: Pending | None = None
-    personal: Entry | None = None
-    parts: Entry | None = None
-    evaluation: tuple[int, float, int] | None = None
-    """Of that model: the rounds that were done, its accuracy, and the samples it was tested on."""
-    inputs: str = ""
-    """And of what kind, see `messages`."""
+    evaluated: Evaluated | None = None
     seen: tuple[int, int] = (0, 0)
     """Round and attempt of the latest order."""
     serial: int = 0
     """How many pages came before."""
 
     def files(self) -> set[str]:
-        waiting = (self.pending.trained, self.pending.upload) if self.pending else ()
-        return {e.file for e in (self.start, self.state, self.personal, self.parts, *waiting) if e is not None}
+        """Return the names of the files that count."""
+        entries = [self.start, self.state]
+        if self.pending is not None:
+            waiting = self.pending
+            entries += [e for e in (waiting.trained, waiting.upload, waiting.address, waiting.broadcast) if e]
+        if self.evaluated is not None:
+            entries += [e for e in (self.evaluated.personal, self.evaluated.parts) if e]
+        return {entry.file for entry in entries}
 
 
 class NodeStore:
-    """The files of one node. `read` says where it stands; each `turn` is one atomic step."""
+    """The files of one node. `read` returns the page that counts; each `turn` is one atomic step."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def read(self) -> Page | None:
-        """The page, if there is one; a CheckpointError if it is damaged, a StorageError if it cannot be had."""
+        """Return the page, None without one; a damaged page is a CheckpointError, an unreadable one a StorageError."""
         path = self.folder / PAGE
         try:
             written = path.read_bytes()
@@ -95,30 +118,32 @@ class NodeStore:
             fields = json.loads(written)
             if fields.pop("digest") != _digest(fields):
                 raise ValueError("its digest does not match")
-            if (version := fields.pop("format")) != FORMAT:
-                raise FedslrError(
-                    f"{path} is of another version of fedslr (format {version}, not {FORMAT}); run that one, or give "
-                    "this node another store"
-                )
-            return _page(fields)
-        except FedslrError:
-            raise
+            version = fields.pop("format")
+            if version == FORMAT:
+                return _page(fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{path} is damaged: {error}; move {self.folder} away, the server restores"
             ) from error
+        raise FedslrError(
+            f"{path} is of another version of fedslr (format {version}, not {FORMAT}); run that one, or give this "
+            "node another store"
+        )
 
     def write(self, page: Page | None, kind: str, tree: Tree) -> Entry:
-        """A new file; it counts from the next turn on."""
+        """Write a tree to a new file; it counts from the next turn on."""
         return write_tree(self._path(page, kind, "safetensors"), tree, write_whole)
 
-    def write_bytes(self, page: Page | None, kind: str, data: bytes) -> Entry:
+    def write_bytes(self, page: Page | None, kind: str, data: bytes) -> Entry | None:
+        """Write bytes to a new file, unless there are none; the file counts from the next turn on."""
+        if not data:
+            return None
         path = self._path(page, kind, "bin")
         write_whole(path, data)
         return Entry(path.name, hashlib.sha256(data).hexdigest())
 
     def turn(self, page: Page) -> Page:
-        """From here on this page counts, and only what it names is kept."""
+        """Make this page count, and keep only the files that it names."""
         page = replace(page, serial=page.serial + 1)
         fields = {"format": FORMAT, **asdict(page)}
         sync_folder(self.folder)
@@ -127,7 +152,7 @@ class NodeStore:
         return page
 
     def set_aside(self, names: Iterable[str] | None = None) -> Path:
-        """Put damaged files, or all there are, where nobody removes them."""
+        """Move damaged files, or all of them, to a folder of their own; return it."""
         there = [path.name for path in self.folder.iterdir() if path.name == PAGE or OURS.fullmatch(path.name)]
         number = 1 + sum(1 for _ in self.folder.glob("damaged-*"))
         aside = self.folder / f"damaged-{number}"
@@ -140,15 +165,19 @@ class NodeStore:
     def tree(self, entry: Entry) -> Tree:
         return read_tree(self.folder, entry)
 
-    def personal(self, entry: Entry) -> Tree:
-        """The personal model of the last evaluation."""
+    def last_evaluation(self) -> tuple[Page, Evaluated, Tree]:
+        """Return the page, what it says of the last evaluation, and the personal model."""
+        page = self.read()
+        if page is None or page.evaluated is None:
+            lack = "is no node's store" if page is None else "has no personal model yet; wait for the first evaluation"
+            raise FedslrError(f"{self.folder}: {lack}")
         try:
-            return self.tree(entry)
+            return page, page.evaluated, self.tree(page.evaluated.personal)
         except CheckpointError as error:
             raise FedslrError(f"{error}; the federation's next evaluation writes the model anew") from error
 
-    def bytes(self, entry: Entry) -> bytes:
-        return read_verified(self.folder, entry)
+    def bytes(self, entry: Entry | None) -> bytes:
+        return b"" if entry is None else read_verified(self.folder, entry)
 
     def _path(self, page: Page | None, kind: str, suffix: str) -> Path:
         serial = 1 if page is None else page.serial + 1
@@ -166,19 +195,14 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 def _page(fields: dict[str, Any]) -> Page:
-    pending = fields["pending"]
-    if pending is not None:
-        pending = Pending(**{**pending, "trained": Entry(*pending["trained"]), "upload": Entry(*pending["upload"])})
-    kept = {name: fields.get(name) for name in ("personal", "parts")}
-    evaluation = fields.get("evaluation")
-    return Page(
-        **{
-            **fields,
-            "start": Entry(*fields["start"]),
-            "state": Entry(*fields["state"]),
-            **{name: None if entry is None else Entry(*entry) for name, entry in kept.items()},
-            "evaluation": None if evaluation is None else tuple(evaluation),
-            "pending": pending,
-            "seen": tuple(fields["seen"]),
-        }
-    )
+    for name, kind in (("pending", Pending), ("evaluated", Evaluated)):
+        if fields[name] is not None:
+            fields[name] = kind(**_with_entries(fields[name]))
+    return Page(**{**_with_entries(fields), "seen": tuple(fields["seen"])})
+
+
+def _with_entries(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields whose pairs, which JSON has for names and digests of files, are entries again."""
+    return {
+        name: Entry(*value) if name in FILE_KINDS and value is not None else value for name, value in fields.items()
+    }

@@ -1,4 +1,4 @@
-"""Inference on a node, with the personal model its store keeps."""
+"""Inference on a node, with the personal model in its store."""
 
 from __future__ import annotations
 
@@ -10,58 +10,52 @@ import torch
 from torch import Tensor
 
 from fedslr.core.errors import FedslrError
-from fedslr.data import own
-from fedslr.data.federation import as_tensor, require_finite
+from fedslr.data.arrays import as_tensor, require_finite
 from fedslr.data.normalization import UNIT
+from fedslr.data.npz_files import read_npz
 from fedslr.deploy import options
 from fedslr.deploy.messages import EIGHT_BIT, NUMBERS
 from fedslr.deploy.node_store import NodeStore
-from fedslr.engine.eager import CHUNK
+from fedslr.engine.eager import EVALUATION_BATCH
 
 
 @torch.no_grad()
 def scores(store: Path, x: Tensor) -> Tensor:
-    """The personal model's score of every class for every input."""
-    kept = NodeStore(store)
-    page = kept.read() if store.is_dir() else None
-    if page is None:
-        raise FedslrError(f"--store: {store} is no node's store")
-    if page.personal is None:
-        raise FedslrError(f"--store: {store} has no personal model yet; it has one after the first evaluation")
+    """Return the personal model's score of every class for every input."""
+    page, evaluated, params = NodeStore(store).last_evaluation()
     asked = options.from_text(page.recipe)
     if tuple(x.shape[1:]) != asked.options.shape:
         got = "x".join(map(str, x.shape[1:]))
         raise FedslrError(f"x: inputs are {got or 'single numbers'}, the model takes {asked.options.inputs}")
-    _require_kind(x, page.inputs)
-    task, params = asked.task(), kept.personal(page.personal)
-    first = next(task.model.parameters())
+    _require_kind(x, evaluated.inputs)
+    problem = asked.problem()
+    first = next(problem.model.parameters())
     shown = UNIT(x, first.dtype) if x.dtype == torch.uint8 else x
-    parts = shown.to(first.device, first.dtype if shown.is_floating_point() else shown.dtype).split(CHUNK)
+    parts = shown.to(first.device, first.dtype if shown.is_floating_point() else shown.dtype).split(EVALUATION_BATCH)
     held = {k: p.to(first.device) for k, p in params.items()}
     try:
-        return torch.cat([task.outputs(held, part).cpu() for part in parts])
+        return torch.cat([problem.outputs(held, part).cpu() for part in parts])
     except RuntimeError as error:
         kind = str(x.dtype).removeprefix("torch.")
         reason = str(error).split("\n")[0]
-        more = "" if shown.is_floating_point() else "; x.astype('float32') may be what it takes"
+        more = "" if shown.is_floating_point() else "; try x.astype('float32')"
         raise FedslrError(f"x: the model does not take inputs of type {kind}: {reason}{more}") from error
 
 
 def _require_kind(x: Tensor, kind: str) -> None:
     """Refuse inputs of another scale than the model was trained on."""
     eight_bit = x.dtype == torch.uint8
+    wrong = None
     if kind == NUMBERS and eight_bit:
-        raise FedslrError(
-            "x: it is 8-bit, and the model was trained on numbers as they are; expected those, x.astype('float32') say"
-        )
+        wrong = "it is 8-bit, and the model was trained on other numbers; give those, such as x.astype('float32')"
     if kind == EIGHT_BIT and not eight_bit and bool((x < 0).any() | (x > 1).any()):
-        raise FedslrError(
-            "x: the model was trained on 8-bit inputs; expected such (of type uint8) or numbers from 0 to 1"
-        )
+        wrong = "the model was trained on 8-bit inputs; give 8-bit inputs (uint8) or numbers from 0 to 1"
+    if wrong:
+        raise FedslrError(f"x: {wrong}")
 
 
 def read_inputs(path: Path) -> Tensor:
-    """The array of a .npy file, or `x` of a .npz file, checked as training data are."""
+    """Return the array of a .npy file, or `x` of a .npz file, checked as training data are."""
     x = as_tensor(f"{path}: x", _read_array(path))
     require_finite(f"{path}: x", x)
     if not x.numel():
@@ -78,7 +72,4 @@ def _read_array(path: Path) -> np.ndarray[Any, Any]:
             raise FedslrError(f"{path}: cannot be read as an array: {error}") from None
     if path.suffix != ".npz" and path.exists():
         raise FedslrError(f"{path}: got a file of another kind; expected .npy or .npz, as numpy saves arrays")
-    arrays = own.read_npz(path)
-    if "x" not in arrays:
-        raise FedslrError(f"{path}: lacks the array 'x'")
-    return arrays["x"]
+    return read_npz(path, ("x",))["x"]
