@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import fedslr
-from fedslr.cli import main
 from fedslr.engine import selection
 
 torch.set_num_threads(1)
@@ -78,12 +77,13 @@ def ragged() -> fedslr.Federation:
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run the command line in this process: its exit code and what it printed."""
+    from fedslr.cli.main import main
 
     def call(*args: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fedslr", *map(str, args)])
         capsys.readouterr()
         try:
-            main.main()
+            main()
             code = 0
         except SystemExit as stop:
             code = int(stop.code or 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -14,15 +13,21 @@ from typing import Any
 import torch
 
 import fedslr
-from dying import die_after_calls
+from dying import die_after_calls, die_at
 from fedslr.core import tree
-from fedslr.core.states import restore
-from fedslr.deploy import node as node_module
+from fedslr.core.states import plain, restore
 from fedslr.deploy import options
+from fedslr.deploy.exchange import Exchange
+from fedslr.deploy.ledger import Ledger
+from fedslr.deploy.lifecycle import open_coordinator
 from fedslr.deploy.messages import Order
 from fedslr.deploy.node import Node
-from fedslr.deploy.server import Coordinator, open_coordinator
+from fedslr.deploy.node_store import NodeStore
+from fedslr.deploy.node_work import Work
+from fedslr.deploy.server import Coordinator
+from fedslr.engine.aggregation import weight_of
 from fedslr.engine.rounds import Simulation
+from fedslr.engine.workload import Member
 from fedslr.run import recipes
 
 SIZES = [5, 11, 3, 8, 7]
@@ -56,6 +61,9 @@ def data_of(federation: fedslr.Federation, client: int) -> Callable[[int], fedsl
 class Local:
     """Messages that arrive when they are looked for. `fate` may do something to an answer, or to who answers."""
 
+    finishes = True
+    """Whether nodes train their personal part once their answer has left, or leave that to the next order."""
+
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.nodes_by_identity = dict(nodes)
         self.orders: list[tuple[str, Order]] = []
@@ -79,10 +87,18 @@ class Local:
             fields = None if node is None else self.answer(node, order)
             if fields is not None:
                 answers += self.fate(identity, order, fields)
+            if node is not None and self.finishes:
+                node.finish()
         return answers
 
     def answer(self, node: Node, order: Order) -> Mapping[str, Any] | None:
         return node.handle(Order.from_fields(order.to_fields())).to_fields()
+
+
+class Hurried(Local):
+    """Nodes that leave their personal part to the next order."""
+
+    finishes = False
 
 
 FORK = multiprocessing.get_context("fork")
@@ -98,6 +114,8 @@ def kill_after_calls(count: int, work: Callable[[], object]) -> None:
 
 class Forked(Local):
     """Every order is worked on by a process of its own, which may be killed, and is then asked again."""
+
+    finishes = False  # the process does
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         super().__init__(nodes)
@@ -123,21 +141,37 @@ class Forked(Local):
         return fields
 
 
-STEPS = (*node_module.STEPS, "turning")
-"""The moments of a node's work, and the one in which its files are written but its page is not."""
+BEFORE, AFTER = False, True
+NODE_STEPS: dict[str, tuple[type, str, bool]] = {
+    "received": (NodeStore, "read", BEFORE),
+    "booking": (Work, "book", BEFORE),
+    "booked": (Node, "_book", AFTER),
+    "trained": (Work, "local_update", AFTER),
+    "writing": (NodeStore, "write", AFTER),
+    "turning": (NodeStore, "turn", BEFORE),
+    "pending": (Node, "_train", AFTER),
+    "answered": (Node, "finish", BEFORE),
+    "personalized": (Work, "personalize", AFTER),
+    "finished": (Node, "finish", AFTER),
+}
+"""The moments at which a node can be killed; it has answered in the last three."""
+SERVER_STEPS: dict[str, tuple[type, str, bool]] = {
+    "opened": (Exchange, "_listen", BEFORE),
+    "received": (Exchange, "receive", AFTER),
+    "closing": (Coordinator, "_close", BEFORE),
+    "writing": (Ledger, "_write", AFTER),
+    "committing": (Ledger, "commit", BEFORE),
+    "committed": (Ledger, "commit", AFTER),
+    "evaluated": (Ledger, "evaluated", AFTER),
+}
+"""The moments at which a server can be killed."""
 
 
 def _work(node: Node, order: Order, step: str | None, pipe: Any) -> None:
-    def die_at(now: str) -> None:
-        if now == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    node.at = die_at
-    turn = node.store.turn
-    node.store.turn = lambda page: (die_at("turning"), turn(page))[1]  # type: ignore[method-assign]
-    fields = node.handle(order).to_fields()
-    pipe.send(fields)
-    die_at("answered")
+    if step is not None:
+        die_at(*NODE_STEPS[step])
+    pipe.send(node.handle(order).to_fields())
+    node.finish()
 
 
 class Clock:
@@ -178,13 +212,16 @@ class Federation:
             coordinator.folder.close()
         return coordinator
 
-    def state(self, client: int) -> Any:
-        """A client's state as its disk has it."""
-        node = self.post.nodes_by_identity.get(f"key-{client}") or self.node(client)
-        page = node.store.read()
+    def member(self, client: int) -> Member:
+        """A client's state, ledger and address as its disk has them."""
+        return self.member_of(self.post.nodes_by_identity.get(f"key-{client}") or self.node(client))
+
+    def member_of(self, node: Node) -> Member:
+        page, algorithm = node.store.read(), self.asked.recipe.algorithm
         assert page is not None
-        algorithm = self.asked.recipe.algorithm
-        return restore(type(algorithm.init_client(node.store.tree(page.start))), node.store.tree(page.state))
+        start, kept = node.store.tree(page.start), node.store.tree(page.state)
+        state = restore(algorithm.init_client(start), kept["client"])
+        return Member(state, restore(algorithm.init_ledger(start), kept["ledger"]), algorithm.address(state))
 
     def simulated(self, cohorts: list[list[int]] | None = None) -> Simulation:
         """The same run as a simulation, states on the disk as nodes have them; with given cohorts, if there are any."""
@@ -196,13 +233,12 @@ class Federation:
         return found
 
 
-SERVER_SIDE = {"fedslr": "gamma", "feddyn": "h", "scaffold": "c"}
-
-
 def mismatch(federation: Federation, coordinator: Coordinator) -> float:
-    """‖mean the server keeps − mean of what the clients keep‖ over the norm of the former."""
-    algorithm = coordinator.algorithm
-    kept = getattr(coordinator.server, SERVER_SIDE.get(algorithm.name, "gamma"))
-    mine = tree.mean([getattr(federation.state(c), algorithm.ledger[0]) for c in coordinator.members])
-    double = [tree.map(torch.Tensor.double, x) for x in (kept, mine)]
-    return float(tree.norm(tree.sub(*double)) / tree.norm(double[0]))
+    """‖mean ledger of the server − weighted mean of the clients' ledgers‖ over the norm of the former."""
+    mean = tree.Mean()
+    for client, member in coordinator.accounts.members.items():
+        kept = plain(federation.member(client).ledger)
+        mean.add(tree.map(torch.Tensor.double, kept), weight_of(coordinator.algorithm, member.examples))
+    held = tree.map(torch.Tensor.double, plain(coordinator.accounts.state.mean_ledger))
+    assert float(tree.norm(held)) > 0
+    return float(tree.norm(tree.sub(held, mean.value())) / tree.norm(held))

@@ -17,6 +17,22 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_at(owner: type, name: str, after: bool, count: int = 0) -> None:
+    """Kill this process at a method's call of that number, counted from 0: before the call or after it."""
+    real, left = getattr(owner, name), [count]
+
+    def call(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0 and not after:
+            die()
+        made = real(*args, **options)
+        if left[0] < 0:
+            die()
+        return made
+
+    setattr(owner, name, call)
+
+
 def die_after_calls(count: int) -> None:
     """Kill this process when it has called so many functions, of Python or of C: anywhere, but always at one place."""
     left = [count]

@@ -1,29 +1,148 @@
-"""Methods and selections of a person's own, a few right and the others each with a mistake."""
+"""Methods, losses and selections of a person's own: right ones, and one for each mistake that the engines refuse."""
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Annotated, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 
 import fedslr
+from fedslr.core import tree
+from fedslr.core.optim import descend
+from fedslr.core.schema import fraction, positive
+
+
+class Own(NamedTuple):
+    """The state of a client that keeps a model."""
+
+    u: dict[str, Any]
+
+
+class Gathered(NamedTuple):
+    start: dict[str, Any]
+    models: dict[str, Any]
+    """The model that every client last made, by its number."""
+
+
+@dataclass(frozen=True)
+class Attentive(fedslr.Algorithm[Gathered, Own, tuple[()]]):
+    """As in FedAMP, the server sees every model and draws each to those that are like it; clients are sent their own.
+
+    The first edition of a client's cloud is the initial model.
+    """
+
+    name: ClassVar[str] = "attentive"
+    has_global_model: ClassVar[bool] = False
+    server_sees: ClassVar[Literal["mean", "each"]] = "each"
+    pull: Annotated[float, positive, "strength with which a client is drawn to its cloud"] = 0.2
+
+    def init_server(self, w):
+        return Gathered(w, {})
+
+    def init_client(self, w):
+        return Own(w)
+
+    def clouds(self, models):
+        """Return m_i + Σ_j exp(−‖m_j − m_i‖²)·(m_j − m_i)/2M for every client i."""
+        made = {}
+        for number, own in models.items():
+            cloud = own
+            for other in models.values():
+                apart = tree.sub(other, own)
+                near = torch.exp(-tree.dot(apart, apart)) / (2 * len(models))
+                cloud = {k: cloud[k] + near * apart[k] for k in cloud}
+            made[number] = cloud
+        return made
+
+    def broadcast(self, server, ledger):
+        return {"start": server.start, **self.clouds(server.models)}
+
+    def addressed(self, payload, address, number):
+        return payload.get(str(number), payload["start"])
+
+    def local_update(self, problem, client, ledger, payload, data, round):
+        drawn = lambda g, v, cloud: g + self.pull * (v - cloud)  # noqa: E731
+        v = descend(problem, client.u, data.epochs(round.epochs), round, correct=drawn, given=(payload,))
+        return Own(v), tree.sub(v, payload)
+
+    def aggregate(self, server, ledger, mean_upload, round):
+        clouds = self.clouds(server.models)
+        new = {str(n): tree.add(clouds.get(str(n), server.start), u) for n, u in mean_upload.items()}
+        return Gathered(server.start, {**server.models, **new})
+
+    def personal_model(self, problem, client, payload, data):
+        return client.u
+
+    def shared(self, payload):
+        return {}
+
+    def deployed(self, client, payload):
+        return client.u
+
+
+class Clusters(NamedTuple):
+    models: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Clustered(fedslr.Algorithm[Clusters, tuple[()], tuple[()]]):
+    """As in IFCA, several models: a client trains the one that suits it best, and uploads say which one that was."""
+
+    name: ClassVar[str] = "clustered"
+    has_global_model: ClassVar[bool] = False
+    clusters: Annotated[int, positive, "number of models"] = 4
+
+    def init_server(self, w):
+        models = {str(j): {k: x.flatten().roll(j).reshape(x.shape) for k, x in w.items()} for j in range(self.clusters)}
+        return Clusters(models)
+
+    def init_client(self, w):
+        return ()
+
+    def broadcast(self, server, ledger):
+        some = next(iter(server.models["0"].values()))
+        return {"models": server.models, "chosen": some.new_zeros(self.clusters)}
+
+    def choose(self, problem, payload, data):
+        """Return the model of least loss on the client's first batch, and a one at its place among zeros."""
+        batch = data.first_batch(phase=1)
+        losses = torch.stack([problem.loss(w, batch) for w in payload["models"].values()])
+        places = torch.arange(self.clusters, device=losses.device)
+        chosen = (places == losses.argmin()).to(losses.dtype)
+        models = list(payload["models"].values())
+        return {k: torch.tensordot(chosen, torch.stack([w[k] for w in models]), 1) for k in models[0]}, chosen
+
+    def local_update(self, problem, client, ledger, payload, data, round):
+        w, chosen = self.choose(problem, payload, data)
+        moved = tree.sub(descend(problem, w, data.epochs(round.epochs), round), w)
+        uploads = {j: {k: chosen[int(j)] * x for k, x in moved.items()} for j in payload["models"]}
+        return client, {"models": uploads, "chosen": chosen}
+
+    def aggregate(self, server, ledger, mean_upload, round):
+        parts = {j: mean_upload["chosen"][int(j)].clamp_min(1e-12) for j in server.models}
+        sums = mean_upload["models"]
+        return Clusters({j: {k: x + sums[j][k] / parts[j] for k, x in w.items()} for j, w in server.models.items()})
+
+    def personal_model(self, problem, client, payload, data):
+        return self.choose(problem, payload, data)[0]
+
+    def shared(self, payload):
+        return payload["models"]
+
+    def deployed(self, client, payload):
+        return payload["models"]["0"]
 
 
 @dataclass(frozen=True)
 class Half(fedslr.FedAvg):
+    """FedAvg whose server goes a share of the way."""
+
     name: ClassVar[str] = "half"
-    share: Annotated[float, fedslr.core.schema.fraction, "of the way that the server goes"] = 0.5
+    share: Annotated[float, fraction, "of the way that the server goes"] = 0.5
 
-    def aggregate(self, server, mean_upload, cohort_size):
-        return super().aggregate(server, fedslr.core.tree.map(lambda d: self.share * d, mean_upload), cohort_size)
-
-
-class Other(Half):
-    pass
+    def aggregate(self, server, ledger, mean_upload, round):
+        return super().aggregate(server, ledger, tree.map(lambda d: self.share * d, mean_upload), round)
 
 
 def doubled(scores, labels):
@@ -34,383 +153,100 @@ def doubled(scores, labels):
 NOT_A_LOSS = 3
 
 
-class Unfinished(fedslr.Algorithm):
-    pass
+def first(rng, size, examples):
+    """A selection."""
+    return range(size)
 
 
-class Nameless(fedslr.FedAvg):
-    pass
-
-
-class Slash(Half):
-    name = "../up"
+# --- methods that change what they are given --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Field(fedslr.FedAvg):
-    name: str = "field"
+class InPlace(fedslr.FedAvg):
+    name: ClassVar[str] = "in-place"
 
-
-class Undecorated(Half):
-    name = "undecorated"
-    beta: Annotated[float, fedslr.core.schema.fraction, "nothing"] = 0.5
-
-
-@dataclass(frozen=True)
-class Listed(Half):
-    name: ClassVar[str] = "listed"
-    layers: tuple[int, ...] = (1, 2)
+    def local_update(self, problem, client, ledger, payload, data, round):
+        before = {k: x.clone() for k, x in payload.items()}
+        for batch in data.epochs(round.epochs):
+            for k, g in problem.grad(payload, batch).items():
+                payload[k] -= round.lr * g
+        return (), tree.sub(payload, before)
 
 
 @dataclass(frozen=True)
-class Needy(Half):
-    name: ClassVar[str] = "needy"
-    share: Annotated[float, fedslr.core.schema.fraction, "without a default"] = field(kw_only=True)
+class Momentum(fedslr.FedAvg):
+    """What a client keeps begins as the initial model and is changed in place; nothing comes of it."""
+
+    name: ClassVar[str] = "momentum"
+
+    def init_client(self, w):
+        return Own(w)
+
+    def local_update(self, problem, client, ledger, payload, data, round):
+        for x in client.u.values():
+            x *= 0.5
+        return client, super().local_update(problem, (), ledger, payload, data, round)[1]
 
 
-@dataclass(frozen=True)
-class Picky(Half):
-    name: ClassVar[str] = "picky"
-
-    def __post_init__(self):
-        raise RuntimeError("not today")
+# --- mistakes, one of each that the engines refuse --------------------------------------------------------------------
 
 
-def hidden():
-    @dataclass(frozen=True)
-    class Inner(fedslr.FedAvg):
-        name: ClassVar[str] = "inner"
+class DictState(Half):
+    name = "dict-state"
 
-    return Inner
-
-
-Made = hidden()
+    def init_client(self, w):
+        return {"w": w}
 
 
 class Wrong(Half):
-    """Whose local_update is one of the mistakes below."""
+    """A `local_update` with one of the mistakes below."""
 
     name = "wrong"
 
-    def local_update(self, task, client, payload, data, round):
-        client, upload = super().local_update(task, client, payload, data, round)
-        return self.spoil(client, upload, payload)
+    def local_update(self, problem, client, ledger, payload, data, round):
+        client, upload = super().local_update(problem, client, ledger, payload, data, round)
+        return self.spoil(client, upload)
+
+
+class ListState(Wrong):
+    def spoil(self, client, upload):
+        return [upload], upload
 
 
 class NoPair(Wrong):
-    def spoil(self, client, upload, payload):
+    def spoil(self, client, upload):
         return upload
 
 
-class Nothing(Wrong):
-    def spoil(self, client, upload, payload):
-        return None
-
-
-class Keys(Wrong):
-    def spoil(self, client, upload, payload):
+class FewKeys(Wrong):
+    def spoil(self, client, upload):
         return client, dict(list(upload.items())[1:])
 
 
-def scaled(aggregate):
-    """Gives a function one argument more."""
-
-    @functools.wraps(aggregate)
-    def call(self, server, mean_upload, cohort_size):
-        return aggregate(self, server, mean_upload, cohort_size, 0.5)
-
-    return call
+class OtherShapes(Wrong):
+    def spoil(self, client, upload):
+        return client, {k: x.sum(0) for k, x in upload.items()}
 
 
-class Seen(NamedTuple):
-    w: dict
-    cohorts: torch.Tensor
+class Raising(Wrong):
+    name = "raising"
 
-
-class Unusual(Half):
-    """All of it as it may be: numbers of other kinds, a decorated function, a server that remembers more and more."""
-
-    name = "unusual"
-
-    def init_server(self, w, num_clients):
-        return Seen(w, torch.zeros(0))
-
-    def weight(self, num_examples):
-        return np.int64(num_examples)
-
-    @scaled
-    def aggregate(self, server, mean_upload, cohort_size, scale):
-        w = fedslr.core.tree.map(lambda w, d: w + scale * d, server.w, mean_upload)
-        return Seen(w, torch.cat([server.cohorts, torch.tensor([float(cohort_size)])]))
-
-    def resize(self, server, num_clients):
-        return server
-
-    def global_model(self, server):
-        return MappingProxyType(server.w)
-
-
-class Swapped(Wrong):
-    def spoil(self, client, upload, payload):
-        return upload, client
-
-
-class Roundless(Half):
-    name = "roundless"
-
-    def local_update(self, task, client, payload, data):
-        return client, payload
-
-
-class NoServer(Half):
-    name = "no-server"
-
-    def aggregate(self, server, mean_upload, cohort_size):
-        pass
-
-
-class Bent(Half):
-    name = "bent"
-
-    def aggregate(self, server, mean_upload, cohort_size):
-        return server._replace(w={k: x[:1] for k, x in server.w.items()})
+    def spoil(self, client, upload):
+        return client, {**upload, "x": upload["conv9"]}
 
 
 class Silent(Half):
     name = "silent"
 
-    def broadcast(self, server):
+    def broadcast(self, server, ledger):
         pass
-
-
-class Sends(Half):
-    name = "sends"
-
-    def broadcast(self, server):
-        return server
-
-
-class Partly(Half):
-    name = "partly"
-
-    def global_model(self, server):
-        return dict(list(server.w.items())[1:])
 
 
 class Impersonal(Half):
     name = "impersonal"
 
-    def personal_model(self, task, client, payload, data):
-        pass
-
-
-class Weighty(Half):
-    name = "weighty"
-
-    def weight(self, num_examples):
-        pass
-
-
-class Kept(NamedTuple):
-    n: dict
-
-
-class Swells(Half):
-    name = "swells"
-
-    def init_client(self, w):
-        return Kept({"conv1.weight": torch.zeros_like(w["conv1.weight"]), "seen": torch.zeros(0)})
-
-    def local_update(self, task, client, payload, data, round):
-        _, upload = super().local_update(task, client, payload, data, round)
-        return Kept({"conv1.weight": client.n["conv1.weight"][:1], "seen": torch.zeros(1)}), upload
-
-
-class Shapes(Wrong):
-    def spoil(self, client, upload, payload):
-        return client, {k: x.sum(0) for k, x in upload.items()}
-
-
-class Doubles(Wrong):
-    def spoil(self, client, upload, payload):
-        return client, {k: x.double() for k, x in upload.items()}
-
-
-class Whole(Half):
-    """FedAvg."""
-
-    name = "whole"
-
-    def aggregate(self, server, mean_upload, cohort_size):
-        return fedslr.FedAvg.aggregate(self, server, mean_upload, cohort_size)
-
-
-class InPlace(Whole):
-    name = "in-place"
-
-    def local_update(self, task, client, payload, data, round):
-        before = {k: x.clone() for k, x in payload.items()}
-        for batch in data.epochs(round.epochs):
-            for k, g in task.grad(payload, batch).items():
-                payload[k] -= round.lr * g
-        return (), fedslr.core.tree.sub(payload, before)
-
-
-class Replacing(Whole):
-    name = "replacing"
-
-    def local_update(self, task, client, payload, data, round):
-        before = dict(payload)
-        for batch in data.epochs(round.epochs):
-            for k, g in task.grad(payload, batch).items():
-                payload[k] = payload[k] - round.lr * g
-        return (), fedslr.core.tree.sub(payload, before)
-
-
-class Data(Whole):
-    name = "data"
-
-    def local_update(self, task, client, payload, data, round):
-        before = {k: x.clone() for k, x in payload.items()}
-        for batch in data.epochs(round.epochs):
-            for k, g in task.grad(payload, batch).items():
-                payload[k].data.sub_(round.lr * g)
-        return (), fedslr.core.tree.sub(payload, before)
-
-
-class Moving(NamedTuple):
-    velocity: dict
-
-
-class Momentum(Whole):
-    """What a client keeps begins as the initial model and is changed in place; nothing comes of it."""
-
-    name = "momentum"
-
-    def init_client(self, w):
-        return Moving(w)
-
-    def local_update(self, task, client, payload, data, round):
-        for x in client.velocity.values():
-            x *= 0.5
-        return client, super().local_update(task, (), payload, data, round)[1]
-
-
-class Summing(Whole):
-    name = "summing"
-
-    def aggregate(self, server, mean_upload, cohort_size):
-        for k, x in mean_upload.items():
-            server.w[k] += x
-        return server
-
-
-class Noisy(Whole):
-    """Its server adds noise."""
-
-    name = "noisy"
-
-    def aggregate(self, server, mean_upload, cohort_size):
-        made = super().aggregate(server, mean_upload, cohort_size)
-        return type(made)({k: x + 0.3 * torch.randn_like(x) for k, x in made.w.items()})
-
-
-class Log(NamedTuple):
-    w: dict
-    log: list
-
-
-class Logging(Whole):
-    name = "logging"
-
-    def init_server(self, w, num_clients):
-        return Log(w, [])
-
-
-class Addressing(Whole):
-    """Sends no biases, which clients then train from nothing; the upload has all of the broadcast."""
-
-    name = "addressing"
-
-    def addressed(self, payload, client):
-        return {k: x for k, x in payload.items() if not k.endswith("bias")}
-
-    def local_update(self, task, client, payload, data, round):
-        biases = {k: torch.zeros_like(x) for k, x in task.params().items() if k not in payload}
-        return super().local_update(task, client, {**payload, **biases}, data, round)
-
-
-class Partial(Whole):
-    name = "partial"
-
-    def _update(self, task, client, payload, data, round, scale):
-        client, upload = fedslr.FedAvg.local_update(self, task, client, payload, data, round)
-        return client, {k: scale * x for k, x in upload.items()}
-
-    local_update = functools.partialmethod(_update, scale=1.0)
-
-
-class Rich(fedslr.FedSLR):
-    """The state of FedSLR."""
-
-    name = "rich"
-
-
-@dataclass(frozen=True)
-class Maybe(Half):
-    name: ClassVar[str] = "maybe"
-    k: Annotated[int | None, fedslr.core.schema.countable, "nothing"] = None
-    rate: Annotated[float, fedslr.core.schema.fraction, "nothing"] | None = None
-
-
-@dataclass(frozen=True)
-class Fixed(Half):
-    name: ClassVar[str] = "fixed"
-    share: Annotated[float, fedslr.core.schema.fraction, "not to be set"] = field(default=0.5, init=False)
-
-
-@dataclass(frozen=True)
-class Typo(Half):
-    name: ClassVar[str] = "typo"
-    beta: Annotated[float, fedslr.core.schema.positiv, "misspelt"] = 0.5
-
-
-class NewState(Wrong):
-    def spoil(self, client, upload, payload):
-        return {"seen": upload}, upload
-
-
-class Raises(Wrong):
-    def spoil(self, client, upload, payload):
-        return client, {**upload, "x": payload["conv9"]}
-
-
-class Forgetful(Half):
-    name = "forgetful"
-
-    def init_client(self, w):
-        return {"m": w}
-
-
-class Counting(Half):
-    name = "counting"
-
-    def init_client(self, w):
-        return Count(0)
-
-
-class Count(NamedTuple):
-    n: int
-
-
-class Grows(Half):
-    name = "grows"
-
-    def init_client(self, w):
-        return Count(torch.zeros(()))
-
-    def local_update(self, task, client, payload, data, round):
-        return Count(1.0), super().local_update(task, (), payload, data, round)[1]
+    def personal_model(self, problem, client, payload, data):
+        return dict(list(payload.items())[1:])
 
 
 class Negative(Half):
@@ -423,42 +259,54 @@ class Negative(Half):
 class Diverging(Half):
     name = "diverging"
 
-    def aggregate(self, server, mean_upload, cohort_size):
-        return super().aggregate(server, fedslr.core.tree.map(lambda d: d * float("nan"), mean_upload), cohort_size)
+    def aggregate(self, server, ledger, mean_upload, round):
+        return super().aggregate(server, ledger, tree.map(lambda d: d * float("nan"), mean_upload), round)
+
+
+class DivergingParts(Diverging):
+    """Every client is addressed."""
+
+    name = "diverging-parts"
+
+    def addressed(self, payload, address, number):
+        return payload
 
 
 class Singular(Half):
     name = "singular"
 
-    def aggregate(self, server, mean_upload, cohort_size):
+    def aggregate(self, server, ledger, mean_upload, round):
         raise torch.linalg.LinAlgError("it does not converge")
 
 
-class Weightless(Half):
-    name = "weightless"
-
-    def weight(self, num_examples):
-        return 0.0
+# --- classes that are no complete methods -----------------------------------------------------------------------------
 
 
-class Aggregates(Half):
-    name = "aggregates"
-
-    def aggregate(self, server, mean_upload, cohort_size):
-        return server.nothing
-
-
-@dataclass(frozen=True)
-class Abstract(fedslr.Algorithm):
+class Unfinished(fedslr.Algorithm):
     pass
 
 
-def first(rng, size, examples):
-    return range(size)
+@dataclass(frozen=True)
+class Nameless(fedslr.FedAvg):
+    pass
 
 
-def broken(rng, size, examples):
-    return examples[10**6]
+@dataclass(frozen=True)
+class Slash(Half):
+    name: ClassVar[str] = "../up"
+
+
+@dataclass(frozen=True)
+class Taken(Half):
+    name: ClassVar[str] = "fedavg"
+
+
+class Undecorated(Half):
+    name = "undecorated"
+    beta: Annotated[float, fraction, "nothing"] = 0.5
+
+
+# --- selections: two right ones and one for each mistake --------------------------------------------------------------
 
 
 def tensors(rng, size, examples):
@@ -467,6 +315,10 @@ def tensors(rng, size, examples):
 
 def floats(rng, size, examples):
     return [float(c) for c in range(size)]
+
+
+def broken(rng, size, examples):
+    return examples[10**6]
 
 
 def twice(rng, size, examples):
@@ -479,6 +331,10 @@ def halves(rng, size, examples):
 
 def flags(rng, size, examples):
     return [True, False]
+
+
+def nobody(rng, size, examples):
+    return []
 
 
 def sorting(rng, size, examples):

@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 import fedslr
 from conftest import make_federation, mlp
-from fedslr.engine import rounds
+from fedslr.engine import saving
+from own_methods import Attentive, Clustered
 
 SIZES = [5, 11, 3, 8, 7]
 OPTIONS: dict[str, Any] = {
@@ -26,12 +27,13 @@ OPTIONS: dict[str, Any] = {
     "dtype": torch.float64,
     "device": "cpu",
 }
-METHODS = {name: (method, OPTIONS) for name, method in fedslr.ALGORITHMS.items()}
+METHODS = {name: (method, OPTIONS) for name, method in fedslr.ALGORITHMS.items() if method.server_sees == "mean"}
 VARIANTS = {
     "one sampled": (fedslr.FedSLR, {**OPTIONS, "rounds": 6, "clients_per_round": 1}),
     "batched": (fedslr.FedSLR, {**OPTIONS, "engine": "batched"}),
     "by coins": (fedslr.FedAvg, {**OPTIONS, "selection": "bernoulli"}),
     "on disk": (fedslr.FedDyn, {**OPTIONS, "store": "disk"}),
+    "several models": (Clustered, OPTIONS),
 }
 CASES = METHODS | VARIANTS
 LONG = {**OPTIONS, "rounds": 8, "evaluate_every": 3}
@@ -47,9 +49,12 @@ def long_run(out: Path, **changes: Any) -> fedslr.Result:
 
 
 def kept(result: fedslr.Result, clients: Any) -> dict[str, Any]:
+    state = result._simulation.state
     return {
         "global": result.global_params,
         "personal": {c: result.personal_params(c) for c in clients},
+        "ledgers": {c: state.roster.member(c).ledger for c in clients},
+        "mean ledger": state.held.mean_ledger,
         "records": [
             {k: v for k, v in r.items() if v is not None and not k.startswith("seconds")} for r in result.records
         ],
@@ -57,9 +62,9 @@ def kept(result: fedslr.Result, clients: Any) -> dict[str, Any]:
     }
 
 
-def refusal(**changes: Any) -> str:
+def refusal(case: str = "fedslr", **changes: Any) -> str:
     try:
-        run("fedslr", **changes)
+        run(case, **changes)
     except fedslr.FedslrError as error:
         return str(error)
     return ""
@@ -89,15 +94,17 @@ def main(folder: Path) -> None:
         found["elsewhere"] = str(error)
     found["diagnostics"] = refusal(diagnostics=True)
     found["one client"] = refusal(sizes=SIZES[:1], clients_per_round=1)
+    CASES["each upload"] = (Attentive, OPTIONS)
+    found["each upload"] = refusal("each upload")
     found["unequal"] = refusal(lr=0.1 + dist.get_rank())
     try:
         long_run(folder / "stopped", should_stop=asked_once(3))
     except fedslr.Interrupted as stop:
         found["interrupted"] = str(stop)
     # The first process's clock stands still; by the others' every round would be saved.
-    rounds.monotonic = functools.partial(next, itertools.count(0, 60 * dist.get_rank()))
+    saving.monotonic = functools.partial(next, itertools.count(0, 60 * dist.get_rank()))
     long_run(folder / "clocks", checkpoint_minutes=1)
-    rounds.monotonic = time.monotonic
+    saving.monotonic = time.monotonic
     found["resumed"] = kept(long_run(folder / "begun", resume=True), mine)
     torch.save(found, folder / f"rank-{dist.get_rank()}.pt")
 

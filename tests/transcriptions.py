@@ -35,12 +35,16 @@ class Problem:
     def start(self) -> Model:
         return {k: p.detach().clone() for k, p in self.model.named_parameters()}
 
+    def loss(self, v: Model, i: int) -> Tensor:
+        out = torch.func.functional_call(self.model, v, (self.clients[i].x,))
+        return nn.functional.cross_entropy(out, self.clients[i].y)
+
+    def f(self, v: Model, i: int) -> float:
+        return float(self.loss(v, i).detach())
+
     def df(self, v: Model, i: int) -> Model:
         free = {k: p.clone().requires_grad_() for k, p in v.items()}
-        loss = nn.functional.cross_entropy(
-            torch.func.functional_call(self.model, free, (self.clients[i].x,)), self.clients[i].y
-        )
-        return dict(zip(free, torch.autograd.grad(loss, list(free.values())), strict=True))
+        return dict(zip(free, torch.autograd.grad(self.loss(free, i), list(free.values())), strict=True))
 
     def g(self, v: Model, i: int) -> Model:
         return {k: d + self.wd * v[k] for k, d in self.df(v, i).items()}
@@ -220,6 +224,65 @@ def apfl(problem: Problem, alpha: float):
             found.append(v)
         w = average(found)
     return w, [{k: alpha * m[k] + (1 - alpha) * w[k] for k in w} for m in u]
+
+
+def pfedme(problem: Problem, lam: float, inner_steps: int, inner_lr: float, beta: float):
+    w, theta = problem.start(), copies(problem)
+    for _, sampled, lr in problem.rounds():
+        found = []
+        for i in sampled:
+            v = dict(w)
+            for _ in range(problem.epochs):
+                for _ in range(inner_steps):
+                    g = problem.g(theta[i], i)
+                    theta[i] = {k: x - inner_lr * (g[k] + lam * (x - v[k])) for k, x in theta[i].items()}
+                v = {k: v[k] - lr * lam * (v[k] - theta[i][k]) for k in v}
+            found.append(v)
+        mean = average(found)
+        w = {k: (1 - beta) * w[k] + beta * mean[k] for k in w}
+    return w, theta
+
+
+def shifted(x: Tensor, places: int) -> Tensor:
+    """Move every value of a tensor, read row by row, some places to the right; the last ones come first."""
+    values = x.flatten().tolist()
+    for _ in range(places):
+        values = [values[-1], *values[:-1]]
+    return torch.tensor(values, dtype=x.dtype).reshape(x.shape)
+
+
+def ifca(problem: Problem, clusters: int):
+    models = [{k: shifted(x, j) for k, x in problem.start().items()} for j in range(clusters)]
+    for _, sampled, lr in problem.rounds():
+        trained: list[list[Model]] = [[] for _ in models]
+        for i in sampled:
+            j = cluster_of(problem, models, i)
+            trained[j].append(sgd(problem, models[j], i, lr))
+        models = [average(found) if found else w for w, found in zip(models, trained, strict=True)]
+    return None, [models[cluster_of(problem, models, i)] for i in range(problem.M)]
+
+
+def cluster_of(problem: Problem, models: list[Model], i: int) -> int:
+    losses = [problem.f(w, i) for w in models]
+    return losses.index(min(losses))
+
+
+def fedamp(problem: Problem, alpha: float, sigma: float, lam: float):
+    w, cloud, trained = copies(problem), copies(problem), set()
+    for _, sampled, lr in problem.rounds():
+        for i in sampled:
+            w[i] = sgd(problem, w[i], i, lr, lam / alpha, to=cloud[i])
+            trained.add(i)
+        for i in trained:
+            shares = {j: alpha * math.exp(-distance(w[i], w[j]) / sigma) / sigma for j in trained if j != i}
+            shares[i] = 1 - sum(shares.values())
+            cloud[i] = {k: sum(share * w[j][k] for j, share in shares.items()) for k in w[i]}
+    return None, w
+
+
+def distance(a: Model, b: Model) -> float:
+    """The squared distance."""
+    return sum(float((a[k] - b[k]).square().sum()) for k in a)
 
 
 def local(problem: Problem):
