@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import report
-from fedslr.storage.statistics import LATE
+from fedslr.storage.statistics import LATE_EVALUATIONS
 
 
 class Figures(NamedTuple):
@@ -54,7 +54,9 @@ def pair(ours: float | None, paper: float | None, digits: int = 2) -> str:
 
 def late(records: list[dict[str, Any]], model: str) -> str:
     """Mean and deviation of the last evaluations."""
-    found = [100 * r[f"accuracy_{model}"] for r in records if r.get(f"accuracy_{model}") is not None][-LATE:]
+    found = [100 * r[f"accuracy_{model}"] for r in records if r.get(f"accuracy_{model}") is not None][
+        -LATE_EVALUATIONS:
+    ]
     return f"{statistics.fmean(found):.2f} ± {statistics.stdev(found):.2f}" if found else "–"
 
 
@@ -108,7 +110,7 @@ def main() -> None:
     folder: Path = options.parse_args().folder
     rows = [row(path.parent) for path in sorted(folder.glob("*/summary.json"))]
     print(f"# {folder.name}\n\nOurs, and in brackets the paper's (TMLR 2023, Tables 1 and 2).")
-    print(f"Accuracies are the last evaluation's, late ones mean ± deviation of the last {LATE}.")
+    print(f"Accuracies are the last evaluation's, late ones mean ± deviation of the last {LATE_EVALUATIONS}.")
     print(
         "Seconds are those of the median round and, in brackets, the mean of all but the first, evaluations included;"
     )

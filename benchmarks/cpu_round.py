@@ -38,13 +38,12 @@ BARE = "bare PyTorch loop"
 ENGINES: dict[str, dict[str, Any]] = {
     "fedslr, eager": {"engine": "eager"},
     "fedslr, batched": {"engine": "batched"},
-    "fedslr, compiled": {"engine": "batched", "compile": True},
 }
 TURN = 10
 """Rounds that one does before it is another's turn."""
 WARM = TURN
-"""First rounds, which are left out; compiling is in them. After them models are compared: later, where a rounding error
-makes another pixel the largest of a pool, they go ways of their own."""
+"""First rounds, which are left out. After them models are compared: later, where a rounding error makes another pixel
+the largest of a pool, they go ways of their own."""
 
 
 def load() -> fedslr.Federation:
@@ -179,7 +178,8 @@ def kept(rounds: Iterator[nn.Module], last: list[nn.Module]) -> Iterator[None]:
 
 def gap(model: nn.Module, simulation: Simulation) -> float:
     """The largest difference of two models that should be one."""
-    return max(float((p - simulation.server.w[n]).abs().max()) for n, p in model.state_dict().items())
+    found = simulation.state.held.server.w
+    return max(float((p - found[n]).abs().max()) for n, p in model.state_dict().items())
 
 
 if __name__ == "__main__":

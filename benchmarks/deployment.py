@@ -19,9 +19,10 @@ import torch
 
 import report
 from fedslr.core import factored, tree
-from fedslr.core.states import plain, restore
-from fedslr.data import share_out
+from fedslr.core.states import plain
+from fedslr.data import build_federation
 from fedslr.deploy import loopback, options
+from fedslr.deploy.accounts import Accounts
 from fedslr.deploy.ledger import Ledger
 from fedslr.deploy.node_store import NodeStore
 from fedslr.engine.rounds import Simulation
@@ -29,15 +30,15 @@ from fedslr.engine.rounds import Simulation
 METHODS = ("fedslr", "scaffold", "ditto")
 
 
-def difference(a: tuple[Any, ...], b: tuple[Any, ...]) -> float:
-    pairs = zip(*(tree.leaves(factored.unfold(plain(x))) for x in (a, b)), strict=True)
+def difference(a: Any, b: Any) -> float:
+    pairs = zip(*(tree.leaves(factored.multiply_out(plain(x))) for x in (a, b)), strict=True)
     return max((float((x - y).abs().max()) for x, y in pairs if isinstance(x, torch.Tensor)), default=0.0)
 
 
 def deployed(method: str, rounds: int, home: Path) -> dict[str, Any]:
     changes = [f"rounds={rounds}", f"algorithm.name={method}", f"evaluate.every={rounds}", "engine=eager"]
     asked = options.demo(changes)
-    federation = share_out(asked.recipe.data)
+    federation = build_federation(asked.recipe.data)
     begun = time.perf_counter()
     with loopback.Loopback(home) as link:
         link.start_superlink()
@@ -52,12 +53,14 @@ def deployed(method: str, rounds: int, home: Path) -> dict[str, Any]:
     settings = dataclasses.replace(asked.recipe.settings, store="disk")
     simulation = Simulation(asked.recipe.algorithm, federation, asked.recipe.model.name, settings)
     expected = list(simulation.rounds())
-    found = [difference(restore(type(simulation.server), Ledger(home / "run").tree("server")), simulation.server)]
-    for number in range(len(federation.clients)):
-        store = NodeStore(home / f"node-{number}")
+    accounts = Accounts(Ledger(home / "run"), asked.recipe.algorithm)
+    found = [difference(*pair) for pair in zip(accounts.state, simulation.state.held, strict=True)]
+    for number in accounts.members:
+        store, member = NodeStore(home / f"node-{number}"), simulation.state.roster.member(number)
         page = store.read()
         assert page is not None
-        found.append(difference(restore(simulation.client_kind, store.tree(page.state)), simulation.state(number)))
+        kept = store.tree(page.state)
+        found += [difference(kept[name], getattr(member, name)) for name in ("client", "ledger")]
     return {
         "method": method,
         "rounds": len(records),

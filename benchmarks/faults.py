@@ -23,10 +23,10 @@ import torch
 
 import report
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.extend(str(Path(__file__).parent.parent / folder) for folder in ("tests", "tests/deploy"))
 
 from conftest import make_federation
-from deployed import STEPS, Clock, Federation, Forked, Local, kill_after_calls, mismatch, recipe
+from deployed import NODE_STEPS, Clock, Federation, Forked, Local, kill_after_calls, mismatch, recipe
 from fedslr.deploy.messages import TRAIN, Order
 from fedslr.deploy.server import Coordinator
 from test_deploy import assert_is_simulated
@@ -36,10 +36,13 @@ MOMENTS = {
     "received": "before training",
     "booking": "after the acknowledgement",
     "turning": "while it books or writes",
+    "writing": "between two files",
     "booked": "after booking",
     "trained": "after training",
     "pending": "after its upload is on disk",
     "answered": "after its upload was sent",
+    "personalized": "in its personal part",
+    "finished": "after its personal part",
 }
 CLIENTS, ROUNDS, LONG, KILLS = 10, 10, 60, 20
 
@@ -119,16 +122,17 @@ def store_lost(home: Path, method: str) -> Outcome:
         for client in record.clients[:1]:
             shutil.rmtree(home / f"node-{client}")
             faults += 1
-    for client in server.members:
+    for client in server.accounts.members:
         if not (home / f"node-{client}" / "page.json").exists():
-            federation.post.nodes_by_identity[f"key-{client}"].handle(server._enrol_order(server.members[client]))
+            order = server.exchange.enrolment.order(client)
+            federation.post.nodes_by_identity[f"key-{client}"].handle(order)
     server.folder.close()
     return Outcome(federation, server, faults)
 
 
 FAULTS: dict[str, Callable[[Path, str], Outcome]] = {
     "none": undisturbed,
-    **{f"node killed {MOMENTS[step]}": node_killed(step) for step in STEPS},
+    **{f"node killed {MOMENTS[step]}": node_killed(step) for step in NODE_STEPS},
     "server killed at random moments": server_killed,
     "every upload twice": messages(lambda past, who, fields: [(who, fields)] * 2),
     "uploads of older rounds again": messages(lambda past, who, fields: [*past[-8:], (who, fields)]),

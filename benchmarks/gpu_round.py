@@ -3,8 +3,8 @@
     python benchmarks/gpu_round.py --rounds 50 --json results/benchmarks/gpu_round.json
 
 Images are random unless --root names a folder with CIFAR-10: what they show makes no difference to the time. The first
-rounds of an engine, in which it compiles, are left out of its figure and printed beside it. The CUDA engine takes
-FedSLR's server step while the clients learn their personal parts: "aggregate" is what of it a round waits for.
+rounds of an engine, in which it compiles, are left out of its figure and printed beside it. The CUDA engine takes the
+server step of FedSLR and Ditto while the clients train their personal parts: "aggregate" is what a round waits for it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 import fedslr
 import report
 from fedslr.algorithms import ALGORITHMS
-from fedslr.data.federation import ClientData, Federation
-from fedslr.data.images import CIFAR10
-from fedslr.data.normalization import Normalization
+from fedslr.data.cifar import CIFAR10
+from fedslr.data.client_data import ClientData
+from fedslr.data.federation import Federation
 from fedslr.engine.rounds import PHASES, Simulation
 from fedslr.engine.settings import Settings
 
@@ -35,7 +35,7 @@ def random_images(clients: int = 100) -> Federation:
         return torch.from_numpy(x), torch.from_numpy(rng.integers(0, 10, samples))
 
     held = [ClientData(*part(500), *part(98)) for _ in range(clients)]
-    return Federation(held, 10, "random", None, 4, Normalization(CIFAR10.mean, CIFAR10.deviation))
+    return Federation(held, 10, "random", None, 4, CIFAR10.normalization)
 
 
 def measure(federation: Federation, method: str, engine: str, precision: str, rounds: int, warm: int) -> dict[str, Any]:

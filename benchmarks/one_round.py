@@ -22,10 +22,11 @@ import torch
 
 import report
 from fedslr import models
-from fedslr.algorithms.fedavg import Server
+from fedslr.algorithms.averaged import Server
 from fedslr.core.types import Params
-from fedslr.data import share_out
+from fedslr.data import build_federation
 from fedslr.data.federation import Federation
+from fedslr.engine.aggregation import ServerState
 from fedslr.engine.rounds import Simulation
 from fedslr.run import recipes
 
@@ -41,7 +42,7 @@ class Follower:
 
     @property
     def model(self) -> Params:
-        shared: Params = self.run.server.w
+        shared: Params = self.run.state.held.server.w
         return shared
 
     def round(self) -> Params:
@@ -50,16 +51,16 @@ class Follower:
 
     def round_after(self, model: Params, done: int) -> Params:
         """The model that a round makes of another's. Clients of FedAvg keep nothing: it is all there is to set."""
-        self.run.server = Server({k: x.clone() for k, x in model.items()})
-        self.run.announced, self.run.done = self.run._announced(self.run.server), done
+        state = self.run.state
+        state.begin(state.start, ServerState(Server({k: x.clone() for k, x in model.items()}), ()), done)
         self.run._expected = None
         return self.round()
 
     @torch.no_grad()
     def accuracy(self, model: Params) -> float:
         """The mean over all clients, in %."""
-        found = self.run._evaluate(list(range(self.run.num_clients)), model).global_
-        return 100 * statistics.fmean(x for x in found or [] if x is not None)
+        found = self.run.engine.accuracy(model, range(self.run.num_clients))
+        return 100 * statistics.fmean(x for x in found if x is not None)
 
 
 def apart(before: Params, made: Params, exact: Params) -> tuple[float, float]:
@@ -93,9 +94,9 @@ def main() -> None:
         options.error("--first, --last: expected rounds counted from 1, the first not after the last")
     report.require_gpu()
     changes = [*given.set, f"rounds={given.last + 1}", f"evaluate.every={given.last + 1}"]
-    recipes = {p: recipes.read(given.recipe, [*changes, f"precision={p}"]) for p in (LEADS, "bf16", EXACT)}
-    federation = share_out(recipes[LEADS].data)
-    runs = {p: Follower(federation, recipe) for p, recipe in recipes.items()}
+    asked = {p: recipes.read(given.recipe, [*changes, f"precision={p}"]) for p in (LEADS, "bf16", EXACT)}
+    federation = build_federation(asked[LEADS].data)
+    runs = {p: Follower(federation, recipe) for p, recipe in asked.items()}
     judge, found = runs[LEADS], []
     for done in range(given.last):
         before = judge.model

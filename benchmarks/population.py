@@ -29,7 +29,9 @@ import torch
 
 import fedslr
 import report
-from fedslr.data.federation import ClientData
+from fedslr.core import tree
+from fedslr.core.states import plain
+from fedslr.data.client_data import ClientData
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.settings import Settings
 from fedslr.storage.run_folder import RunFolder
@@ -65,15 +67,16 @@ def resident_megabytes() -> float:
 
 def pretend_all_trained(simulation: Simulation, folder: Path) -> None:
     """Give every client a state on disk: names of one file, of which a file system takes only so many."""
-    store, state = simulation.store, {"state": simulation.algorithm.init_client(simulation.start)._asdict()}
-    state["state"] = {k: {n: 1e-3 * torch.randn_like(x) for n, x in part.items()} for k, part in state["state"].items()}
-    for client in range(simulation.num_clients):
-        name = f"client-{client:06d}-000000.safetensors"
-        if client % LINKS == 0:
+    store, fresh = simulation.store, simulation.state.roster.fresh
+    client, ledger = (tree.map(lambda x: 1e-3 * torch.randn_like(x), plain(part)) for part in fresh[:2])
+    state = {"client": client, "ledger": ledger, "address": {}}
+    for number in range(simulation.num_clients):
+        name = f"client-{number:06d}-000000.safetensors"
+        if number % LINKS == 0:
             first = write_tree(folder / name, state)
         else:
             os.link(folder / first.file, folder / name)
-        store.entries[client] = store.fresh[client] = Entry(name, first.sha256)
+        store.entries[number] = store.fresh[number] = Entry(name, first.sha256)
 
 
 def work(clients: int, rounds: int, trained: bool) -> None:

@@ -31,7 +31,7 @@ from matplotlib.lines import Line2D
 import report
 from fedslr import models
 from fedslr.core.errors import FedslrError
-from fedslr.data import share_out
+from fedslr.data import build_federation
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.report.colours import PALETTE
@@ -126,16 +126,18 @@ def main() -> None:
     if given.starts < 2:
         options.error("--starts: one run has no deviation; expected 2 or more")
     changes = [*given.set, f"rounds={given.rounds}", f"evaluate.every={given.every}"]
-    recipes = {p: recipes.read(given.recipe, [*changes, f"precision={p}"]) for p in given.precisions}
-    recipe = next(iter(recipes.values()))
+    changed_by = {p: recipes.read(given.recipe, [*changes, f"precision={p}"]) for p in given.precisions}
+    recipe = next(iter(changed_by.values()))
     asked = {k: v for k, v in recipe.to_table().items() if k not in ("algorithm", "precision", "device")}
     asked["data"].pop("root")
     asked["methods"] = {name: asdict(recipe.method(name)) for name in given.methods}  # type: ignore[call-overload]
     runs = kept(given.json, asked)
     done = {(run["method"], run["precision"], run["start"]) for run in runs}
     report.write("rounding", {"recipe": asked, "runs": runs, "rows": rows(runs)}, given.json)
-    federation = share_out(recipe.data)
-    for method, (precision, changed), start in itertools.product(given.methods, recipes.items(), range(given.starts)):
+    federation = build_federation(recipe.data)
+    for method, (precision, changed), start in itertools.product(
+        given.methods, changed_by.items(), range(given.starts)
+    ):
         if (method, precision, start) in done:
             continue
         found = list(evaluations(federation, changed, method, start))

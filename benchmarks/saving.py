@@ -32,7 +32,8 @@ def state(seed: int) -> dict[str, Any]:
     shapes = {name: p.shape for name, p in ResNet18((3, 32, 32), 10).named_parameters()}
     noise = [{k: torch.randn(shape, generator=generator) for k, shape in shapes.items()} for _ in range(2)]
     kept = {k: torch.rand(shape, generator=generator) < DENSITY for k, shape in shapes.items()}
-    return {"state": {"p": {k: torch.where(kept[k], x, 0.0) for k, x in noise[0].items()}, "gamma": noise[1]}}
+    p = {k: torch.where(kept[k], x, 0.0) for k, x in noise[0].items()}
+    return {"client": {"p": p}, "ledger": noise[1], "address": {}}
 
 
 def seconds(work: Callable[[], Any]) -> float:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -26,11 +27,12 @@ from torch import Tensor, nn
 
 import fedslr
 import report
+from fedslr.algorithms.fedslr import Client
 from fedslr.core.matrix import LowRank, matrix_shape, to_matrix
 from fedslr.core.prox import soft_threshold
-from fedslr.export import programs
-from fedslr.export.export import SUFFIXES
-from fedslr.export.timing import OnnxRuntime, Torch, milliseconds
+from fedslr.export.model_export import SUFFIXES
+from fedslr.export.onnx_file import session as onnx_session
+from fedslr.export.runtimes import OnnxRuntime, Torch, milliseconds
 from fedslr.models.resnet import ResNet18
 
 TRAINED = Path(__file__).parent.parent / "results" / "cifar10-dirichlet0.1" / "fedslr" / "summary.json"
@@ -41,17 +43,23 @@ DENSITY = 0.05
 BATCH, CLASSES = 20, 10
 
 
-@dataclass(frozen=True)
-class Ranked(fedslr.FedSLR):
-    """FedSLR whose thresholds leave given ranks, and one number in twenty of the personal part."""
+@contextmanager
+def leaving(ranks: dict[str, int]) -> Iterator[None]:
+    """Have FedSLR's thresholds leave given ranks, and one number in twenty of the personal part.
 
-    wanted: ClassVar[dict[str, int]] = {}
+    The run folder is one of FedSLR, which every command opens.
+    """
+    trained = fedslr.FedSLR.personalize
 
-    def prox_global(self, z: dict[str, Tensor], last: object = None) -> dict[str, Tensor | LowRank]:
-        return {k: truncated(x, self.wanted[k]) if k in self.wanted else x for k, x in z.items()}
+    def prox_global(self: Any, z: dict[str, Tensor], last: object = None) -> dict[str, Tensor | LowRank]:
+        return {k: truncated(x, ranks[k]) if k in ranks else x for k, x in z.items()}
 
-    def prox_personal(self, p: dict[str, Tensor], lr: float) -> dict[str, Tensor | LowRank]:
-        return {k: soft_threshold(x, float(x.abs().flatten().quantile(1 - DENSITY))) for k, x in p.items()}
+    def personalize(*given: Any) -> Client:
+        p = trained(*given).p
+        return Client({k: soft_threshold(x, float(x.abs().flatten().quantile(1 - DENSITY))) for k, x in p.items()})
+
+    with patch.multiple(fedslr.FedSLR, prox_global=prox_global, personalize=personalize):
+        yield
 
 
 def truncated(x: Tensor, rank: int) -> Tensor | LowRank:
@@ -97,16 +105,17 @@ def make(home: Path, name: str, penalty: float, ranks: dict[str, int]) -> Path:
         owners = {part: np.zeros(BATCH, dtype=np.int64) for part in ("client", "client_test")}
         np.savez(data, **arrays, **labels, **owners)
     if not folder.exists():
-        Ranked.wanted = ranks
         federation = fedslr.load(f"npz:{data}", clients=1)
-        fedslr.run(Ranked(rank_penalty=penalty), federation, "resnet18", rounds=1, device="cpu", out=folder)
+        with leaving(ranks):
+            method = fedslr.FedSLR(rank_penalty=penalty)
+            fedslr.run(method, federation, "resnet18", rounds=1, device="cpu", out=folder)
     return folder
 
 
 def runs(path: Path, format: str, dense: nn.Module, x: Tensor) -> dict[str, Callable[[], Any]]:
     """The exported file and the dense model, each ready to be run by what runs such files."""
     if format == "onnx":
-        session = programs.session(path.read_bytes())
+        session = onnx_session(path.read_bytes())
         given = {session.get_inputs()[0].name: x.numpy()}
         return {"file": lambda: session.run(None, given), "dense": OnnxRuntime().ready(dense, x)}
     read = fedslr.load_exported if format == "safetensors" else lambda file: torch.export.load(file).module()
