@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import dataclass
@@ -107,13 +108,14 @@ class Weighted(fedslr.FedDyn):
 
 @dataclass(frozen=True)
 class Patient(fedslr.FedSLR):
-    """Trains the first personal part once the server has ended that round, if the environment names its records."""
+    """Trains the personal part of a round once a file is written, for the rounds that the environment names."""
 
     name: ClassVar[str] = "patient"
 
     def personalize(self, problem, client, payload, data, round):
-        records = os.environ.get("AWAITED_RECORDS")
-        while records and round.number == 0 and not (Path(records).exists() and Path(records).stat().st_size):
+        named = os.environ.get("AWAITED_FILES")
+        awaited = json.loads(Path(named).read_text()).get(str(round.number)) if named else None
+        while awaited and not (Path(awaited).exists() and Path(awaited).stat().st_size):
             time.sleep(0.05)
         return super().personalize(problem, client, payload, data, round)
 

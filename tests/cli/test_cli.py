@@ -596,7 +596,7 @@ def test_text_is_utf8_whatever_the_locale(recipe, tmp_path):
     calls = [f"run|{recipe}|--out|{out}", f"run|{recipe}|--out|{out}|--resume", f"show|{out}", f"report|{out}"]
     calls += [f"export|{out}|--global", f"figures|{out}|--only|accuracy|--out|{tmp_path}"]
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run([sys.executable, "-c", CALLS, *calls], capture_output=True, env=environment, timeout=120)
+    done = subprocess.run([sys.executable, "-c", CALLS, *calls], capture_output=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "données" in (out / "config.toml").read_text("utf-8")
     assert "données" in (out / "report.html").read_text("utf-8")

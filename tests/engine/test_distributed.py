@@ -40,7 +40,7 @@ def digits(out: Path, *options: str, by: Sequence[Any] = ("-m", "fedslr")) -> su
 
 
 def ends(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=240)
+    said, _ = process.communicate(timeout=600)
     return process.returncode, said
 
 

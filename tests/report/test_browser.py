@@ -57,7 +57,7 @@ def browse(address: str, folder: Path, *options: str) -> tuple[str, str]:
     fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     fixed += [f"--user-data-dir={folder / 'profile'}", "--allow-file-access-from-files", "--enable-logging=stderr"]
     call = [str(CHROMIUM), *fixed, "--virtual-time-budget=3000", *options, "--dump-dom", address]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(call, capture_output=True, text=True, timeout=600)
     complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     return done.stdout, "\n".join(complaints)
 

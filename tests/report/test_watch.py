@@ -35,7 +35,7 @@ def server(folder: Path) -> Iterator[ReportServer]:
 
 
 def get(server: ReportServer, path: str, host: str | None = None) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     try:
         connection.request("GET", path, headers={"Host": host} if host else {})
         answer = connection.getresponse()
@@ -115,5 +115,5 @@ def test_a_signal_ends_it_cleanly(number, times, folder):
             process.send_signal(number)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.01)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (0, "")

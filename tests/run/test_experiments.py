@@ -28,6 +28,8 @@ from fedslr.report.table_formats import comma_separated, latex, markdown
 from fedslr.run import experiments, recipes
 from fedslr.storage import locks, statistics
 
+HANGING = 600
+"""A process that has not ended after so many seconds hangs."""
 RECIPE = """
 rounds = 2
 clients_per_round = 2
@@ -191,20 +193,39 @@ def test_a_comparison_goes_on_as_it_was_begun_or_not_at_all(recipe, command, tmp
     assert command(*asked, "--methods", "feddyn,fedavg", "--resume")[0] == 0
 
 
+WAITING = """
+import os, time
+from fedslr.engine import selection
+from fedslr.run import worker_pool
+
+calls = [0]
+
+def uniform(rng, size, examples):
+    calls[0] += 1
+    while "WAIT_FOR_STOP" in os.environ and calls[0] == 100 and not worker_pool._stop.is_set():
+        time.sleep(0.01)
+    return selection.uniform(rng, size, examples)
+"""
+"""A selection with which workers do not finish before they were asked to stop."""
+
+
 def test_a_comparison_that_was_stopped_goes_on(recipe, tmp_path):
     """Ctrl-C on a comparison of two workers: no traceback, finished rounds kept, --resume ends as if never stopped."""
     out = tmp_path / "out"
-    options = [*THREE_RUNS, "--set", "rounds=150", "--out", str(out)]
+    (tmp_path / "waiting.py").write_text(WAITING)
+    options = [*THREE_RUNS, "--set", "rounds=150", "--set", "selection=waiting:uniform", "--out", str(out)]
     command = [sys.executable, "-m", "fedslr", "compare", str(recipe), *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    waiting = {**environment, "WAIT_FOR_STOP": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=waiting)
     while process.poll() is None and not any(p.stat().st_size for p in out.glob("*/metrics.jsonl")):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANGING)
     assert process.returncode == 130, err
     assert b"Traceback" not in err
     assert b"--resume" in err.splitlines()[-1]
-    done = subprocess.run([*command, "--resume"], capture_output=True, timeout=120)
+    done = subprocess.run([*command, "--resume"], capture_output=True, timeout=HANGING, env=environment)
     assert done.returncode == 0, done.stderr
     whole = fedslr.run(
         fedslr.FedDyn(),
@@ -243,17 +264,23 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
-@pytest.mark.parametrize("moment", [0.3, 2.0])
-def test_ctrl_c_while_workers_start(moment, recipe, tmp_path):
+@pytest.mark.parametrize("loaded", ["python", "libtorch_global_deps", "libtorch_cpu"])
+def test_ctrl_c_while_workers_start(loaded, recipe, tmp_path):
     """A terminal's ctrl-C goes to the whole group, workers in the middle of their imports too."""
     process = launch(recipe, tmp_path / "out")
-    while process.poll() is None and not workers_of(process):
+    while process.poll() is None and not any(has_loaded(worker, loaded) for worker in workers_of(process)):
         time.sleep(0.02)
-    time.sleep(moment)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANGING)
     assert process.returncode == 130, err
     assert b"Traceback" not in err
+
+
+def has_loaded(process: int, library: str) -> bool:
+    """Whether a process has begun to import a library, by its memory."""
+    with contextlib.suppress(OSError):
+        return library in Path(f"/proc/{process}/maps").read_text()
+    return False
 
 
 def test_a_sigterm_to_the_whole_group_is_a_clean_stop(recipe, tmp_path):
@@ -262,7 +289,7 @@ def test_a_sigterm_to_the_whole_group_is_a_clean_stop(recipe, tmp_path):
     process = launch(recipe, out)
     wait_until_training(out, process)
     os.killpg(process.pid, signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANGING)
     assert process.returncode == 130, err
     assert b"worker was killed" not in err
     assert b"go on with the same command and --resume" in err.splitlines()[-1]
@@ -280,7 +307,7 @@ def test_a_second_ctrl_c_ends_all_workers_at_once(recipe, tmp_path):
     assert b"stopping" in process.stderr.readline()
     time.sleep(2 * interrupts.ECHO_SECONDS)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANGING)
     assert process.returncode == 130, err
     assert b"Traceback" not in err
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
@@ -292,7 +319,7 @@ def test_a_killed_worker_is_one_line(recipe, tmp_path):
     process = launch(recipe, out)
     wait_until_training(out, process)
     os.kill(workers_of(process)[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANGING)
     assert process.returncode == 2, err
     assert b"Traceback" not in err
     assert b"a worker was killed (out of memory?); go on with --resume" in err
@@ -307,7 +334,7 @@ def test_workers_do_not_outlive_a_killed_parent(recipe, tmp_path):
     assert workers
     process.kill()
     process.wait()
-    for _ in range(100):
+    for _ in range(10 * HANGING):
         if not any(Path(f"/proc/{pid}").exists() for pid in workers):
             break
         time.sleep(0.1)

@@ -211,14 +211,14 @@ def wait_until(process: subprocess.Popen[bytes], done: Callable[[], bool]) -> No
 
 def test_sigkill_at_random_moments(tmp_path):
     """A real process, killed with SIGKILL again and again, ends bit-identical to one never stopped."""
-    assert start(tmp_path / "whole").wait(120) == 0
+    assert start(tmp_path / "whole").wait(600) == 0
     chance = random.Random(0)
     out, kills = tmp_path / "killed", 0
     for _ in range(30):
         dying = (str(Path(__file__).parent.parent / "dying.py"), "calls", str(chance.randrange(60_000)))
         resume = ["--resume"] if out.exists() else []
         process = start(out, *resume, by=dying if kills < 5 else ("-m", "fedslr"))
-        code = process.wait(120)
+        code = process.wait(600)
         if code == 0:
             break
         assert code == -signal.SIGKILL, process.stderr.read()
@@ -237,7 +237,7 @@ def test_a_second_ctrl_c_stops_at_once(second, tmp_path):
     assert b"stopping after this round" in process.stderr.readline()
     time.sleep(2 * interrupts.ECHO_SECONDS)
     process.send_signal(second)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
     assert b"Traceback" not in err
     assert err.strip().splitlines()[-1] == b"stopped; go on from the last checkpoint with --resume"
@@ -264,7 +264,7 @@ def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(tmp_path):
     process = start(out, "--set=rounds=5000", "--set=checkpoint.every=1000")
     wait_until(process, lambda: (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > 0)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert b"Traceback" not in err
     lines = err.decode().strip().splitlines()
