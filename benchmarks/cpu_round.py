@@ -1,11 +1,11 @@
-"""Seconds per round of FedAvg: this package's engines and a bare PyTorch loop, the same steps on the same data.
+"""Measure seconds per round of FedAvg on a CPU: fedslr's engines beside a bare PyTorch loop.
 
     python benchmarks/cpu_round.py
     python benchmarks/cpu_round.py --pfl
 
-100 clients of digits, 10 per round, batch 10, 2 epochs. All take turns, some rounds at a time, as a run has them one
-after another; engines and bare loop in this process, Apple's pfl in one of its own, for which it is installed into a
-temporary folder.
+The job: 100 clients of digits, 10 per round, batch size 10, 2 epochs. All programs do the same steps on the same
+data and take turns of a few rounds, so that a busy machine slows all of them alike. The engines and the bare loop
+run in this process. `--pfl` adds Apple's pfl, which runs in a process of its own from a temporary folder.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ ENGINES: dict[str, dict[str, Any]] = {
     "fedslr, batched": {"engine": "batched"},
 }
 TURN = 10
-"""Rounds that one does before it is another's turn."""
+"""Rounds of a turn."""
 WARM = TURN
-"""First rounds, which are left out. After them models are compared: later, where a rounding error makes another pixel
-the largest of a pool, they go ways of their own."""
+"""The first rounds are not timed. The models are compared after them: later, rounding errors make the runs diverge,
+because another pixel becomes the largest of a pooling window."""
 
 
 def load() -> fedslr.Federation:
@@ -51,7 +51,7 @@ def load() -> fedslr.Federation:
 
 
 def bare_rounds(federation: fedslr.Federation, settings: Settings) -> Iterator[nn.Module]:
-    """What one writes in a notebook: torch.optim, one client after another, the weighted mean of the models."""
+    """FedAvg as written in a notebook: torch.optim, client after client, the weighted mean of the models."""
     model = models.build("cnn", federation.input_shape, federation.num_classes, settings.seed)
     worker = copy.deepcopy(model)
     sizes = [len(c.y) for c in federation.clients]
@@ -78,7 +78,7 @@ def bare_rounds(federation: fedslr.Federation, settings: Settings) -> Iterator[n
 
 
 def pfl_rounds(folder: str, rounds: int) -> Iterator[None]:
-    """The same job in pfl, whose first round begins at once."""
+    """The same job in pfl. Its first round starts at once."""
     job = [sys.executable, str(Path(__file__).with_name("pfl_job.py")), folder]
     command = [*job, str(rounds), str(torch.get_num_threads())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
@@ -94,7 +94,7 @@ def pfl_rounds(folder: str, rounds: int) -> Iterator[None]:
 
 
 def install_pfl(folder: str) -> None:
-    """pfl 0.6.0 in a folder of its own; what the project has already comes first."""
+    """Install pfl 0.6.0 into a folder that comes after the project's packages on the path."""
     pip = [
         sys.executable,
         "-m",
@@ -110,7 +110,7 @@ def install_pfl(folder: str) -> None:
 
 
 def in_turns(jobs: dict[str, Iterator[Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every job's rounds; the order is turned round every time."""
+    """Return the seconds of every job's rounds; the order of the jobs is reversed in every turn."""
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for begin in range(0, rounds, TURN):
         for name in list(jobs)[:: -1 if begin // TURN % 2 else 1]:
@@ -134,7 +134,7 @@ def main() -> None:
         )
     torch.set_num_threads(args.threads)
 
-    # The last round evaluates, so it is left out.
+    # The last round is not timed because it evaluates.
     shared = {"rounds": args.rounds, "clients_per_round": 10, "batch_size": 10, "epochs": 2, "device": "cpu"}
     shared |= {"lr": LR, "weight_decay": DECAY, "evaluate_every": 10**9}
     federation = load()
@@ -170,14 +170,14 @@ def main() -> None:
 
 
 def kept(rounds: Iterator[nn.Module], last: list[nn.Module]) -> Iterator[None]:
-    """The rounds, keeping the model they are about."""
+    """Run the rounds and keep the model of the last one."""
     for model in rounds:
         last[:] = [model]
         yield
 
 
 def gap(model: nn.Module, simulation: Simulation) -> float:
-    """The largest difference of two models that should be one."""
+    """Return the largest difference between two models that should be equal."""
     found = simulation.state.held.server.w
     return max(float((p - found[n]).abs().max()) for n, p in model.state_dict().items())
 

@@ -1,9 +1,9 @@
-"""Real deployments beside their simulations: TLS, keys, a SuperLink and three SuperNodes on this machine.
+"""Compare real deployments with their simulations: TLS, keys, a SuperLink and three SuperNodes on this machine.
 
     python benchmarks/deployment.py --json results/benchmarks/deployment.json
 
-Handwritten digits, the CNN, five rounds, single precision. `difference` is the largest one between any number of the
-server's and the clients' states and the same number of the simulation; bytes are those of the payloads.
+The job: digits, the CNN, five rounds in float32. `difference` is the largest difference between a number in the states
+of the deployment's server and clients and the same number in the simulation. Bytes are those of the payloads.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What faults do to the books: the mismatch ‖γ̄ − mean γ_i‖ / ‖γ̄‖ after ten rounds of a deployment, or more.
+"""Measure how faults affect the ledger: the mismatch ‖γ̄ − mean γ_i‖ / ‖γ̄‖ after at least ten rounds of a deployment.
 
     python benchmarks/faults.py --json results/benchmarks/faults.json
 
-The real server and the real nodes with their real disks, messages handed over in one process; nodes and server are
-killed by SIGKILL in processes of their own. `simulated` says whether server and clients ended bit for bit where a
-simulation does whose cohorts are the clients that counted: no round was lost, and nothing was counted twice.
+Server and nodes are the real ones with their real files; messages are handed over within one process. Nodes and
+servers that are killed by SIGKILL run in processes of their own. `simulated` is true if server and clients end bit
+for bit like a simulation whose cohorts are the counted clients: no round was lost and no upload was counted twice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CLIENTS, ROUNDS, LONG, KILLS = 10, 10, 60, 20
 
 
 class Outcome:
-    """A federation after its faults, and how many there were."""
+    """A federation after its faults, and their number."""
 
     def __init__(self, federation: Federation, server: Coordinator, faults: int) -> None:
         self.federation, self.server, self.faults = federation, server, faults
@@ -65,7 +65,7 @@ def undisturbed(home: Path, method: str) -> Outcome:
 
 
 def node_killed(step: str) -> Callable[[Path, str], Outcome]:
-    """Every node at this step of every order, once."""
+    """Kill every node once at this step of every order."""
 
     def fault(home: Path, method: str) -> Outcome:
         federation = made(home, method, Forked)
@@ -86,7 +86,7 @@ def node_killed(step: str) -> Callable[[Path, str], Outcome]:
 
 
 def server_killed(home: Path, method: str) -> Outcome:
-    """Enough rounds that none of its lives sees the last one."""
+    """Kill the server so often that no process of it reaches the last round."""
     federation = made(home, method, rounds=LONG)
     rng = random.Random(0)
     for _ in range(KILLS):
@@ -95,7 +95,7 @@ def server_killed(home: Path, method: str) -> Outcome:
 
 
 def messages(fate: Callable[[list[Any], str, Any], list[Any]]) -> Callable[[Path, str], Outcome]:
-    """Something happens to uploads; it is counted by how many answers differ from one."""
+    """Interfere with uploads and count the answers that differ from an undisturbed run."""
 
     def fault(home: Path, method: str) -> Outcome:
         federation = made(home, method)
@@ -166,7 +166,7 @@ def main() -> None:
                 simulated.append(is_simulated(outcome))
                 rounds.append(outcome.server.done)
         row["rounds"] = min(rounds)
-        # Who loses its store loses its personal part too; only the books come back.
+        # A node that loses its store also loses its personal part; only the ledger can be restored.
         row["simulated"] = "yes" if all(simulated) else "books only" if fault is store_lost else "no"
         rows.append(row)
         report.show([row])

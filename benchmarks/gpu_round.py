@@ -1,10 +1,11 @@
-"""Seconds per round on a GPU, engines side by side: the paper's CIFAR-10 job (ResNet18, 100 clients, 10 per round).
+"""Measure seconds per round of the engines on a GPU: the paper's CIFAR-10 job (ResNet18, 100 clients, 10 per round).
 
     python benchmarks/gpu_round.py --rounds 50 --json results/benchmarks/gpu_round.json
 
-Images are random unless --root names a folder with CIFAR-10: what they show makes no difference to the time. The first
-rounds of an engine, in which it compiles, are left out of its figure and printed beside it. The CUDA engine takes the
-server step of FedSLR and Ditto while the clients train their personal parts: "aggregate" is what a round waits for it.
+Images are random unless --root names a folder with CIFAR-10; time does not depend on them. The first rounds of an
+engine compile: they are not part of its figure and are printed beside it. The CUDA engine computes the server step
+of FedSLR and Ditto while clients train their personal parts, so "aggregate" is only the time that a round waits for
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedslr.engine.settings import Settings
 
 
 def random_images(clients: int = 100) -> Federation:
-    """Data of CIFAR-10's shape and size."""
+    """Return random data of CIFAR-10's shape and size."""
     rng = np.random.default_rng(0)
 
     def part(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +40,7 @@ def random_images(clients: int = 100) -> Federation:
 
 
 def measure(federation: Federation, method: str, engine: str, precision: str, rounds: int, warm: int) -> dict[str, Any]:
-    """Mean seconds per round, by phase, after `warm` rounds."""
+    """Return mean seconds per round by phase, after `warm` rounds."""
     settings = Settings(
         rounds=warm + rounds, device="cuda", engine=engine, precision=precision, evaluate_every=min(25, rounds)
     )
@@ -65,11 +66,11 @@ def measure(federation: Federation, method: str, engine: str, precision: str, ro
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--rounds", type=int, default=50)
-    options.add_argument("--eager-rounds", type=int, default=2, help="rounds of the eager engine; 0 leaves it out")
+    options.add_argument("--eager-rounds", type=int, default=2, help="rounds of the eager engine; 0 omits it")
     options.add_argument("--methods", nargs="+", default=["fedslr"])
     options.add_argument("--precisions", nargs="+", default=["bf16"])
     options.add_argument("--root", help="folder with CIFAR-10")
-    options.add_argument("--json", help="where to write the figures")
+    options.add_argument("--json", help="also write the figures to this file")
     given = options.parse_args()
     report.require_gpu()
     federation = random_images()

@@ -1,13 +1,14 @@
-"""What a round of FedAvg makes of one and the same model, by the precision of products.
+"""Compare one round of FedAvg in several precisions, from the same model.
 
     python benchmarks/one_round.py recipes/paper/cifar10-dirichlet.toml --first 41 --last 60 \
         --json results/benchmarks/one_round.json
 
-A run in TF32 leads; before every round from the first to the last, the others are given its model, train the same
-cohort on the same batches, and are compared with float32: "distance" is that of the two updates, "length" that of one,
-both as shares of the length in float32, and "gain" the accuracy in % beyond that in float32, all models judged in
-TF32. "judged" is what the model trained in a precision has beyond that when it is judged in the same precision.
-Two runs drift apart whatever separates them first (`rounding.py`); this says whether a precision leans to one side.
+A run in TF32 leads. Before every round from the first to the last, the runs in other precisions receive its model
+and train the same cohort on the same batches. All are compared with float32: "distance" is the distance between the
+two updates and "length" the length of one, both divided by the length in float32. "gain" is the accuracy in % beyond
+float32's, with all models evaluated in TF32. "judged" is the change in accuracy if a model is evaluated in the
+precision that trained it. `rounding.py` shows that any two runs drift apart; this benchmark shows whether a
+precision is biased.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LEADS, EXACT = "tf32", "float32"
 
 
 class Follower:
-    """A run in one precision that can be put anywhere on the way of another."""
+    """A run in one precision that can continue from another run's model at any round."""
 
     def __init__(self, federation: Federation, recipe: recipes.Recipe) -> None:
         model = models.build(recipe.model.name, federation.input_shape, federation.num_classes, recipe.settings.seed)
@@ -50,7 +51,7 @@ class Follower:
         return self.model
 
     def round_after(self, model: Params, done: int) -> Params:
-        """The model that a round makes of another's. Clients of FedAvg keep nothing: it is all there is to set."""
+        """Return the model after a round from the given one. It is the whole state: FedAvg's clients keep none."""
         state = self.run.state
         state.begin(state.start, ServerState(Server({k: x.clone() for k, x in model.items()}), ()), done)
         self.run._expected = None
@@ -58,13 +59,13 @@ class Follower:
 
     @torch.no_grad()
     def accuracy(self, model: Params) -> float:
-        """The mean over all clients, in %."""
+        """Return the mean accuracy over all clients in %."""
         found = self.run.engine.accuracy(model, range(self.run.num_clients))
         return 100 * statistics.fmean(x for x in found if x is not None)
 
 
 def apart(before: Params, made: Params, exact: Params) -> tuple[float, float]:
-    """How far an update is from the exact one, and how long, in lengths of that."""
+    """Return an update's distance from the exact one and its length, both divided by the exact one's length."""
     pairs = [(made[k] - x, exact[k] - x) for k, x in before.items()]
     length = math.sqrt(sum(float(b.square().sum()) for _, b in pairs))
     distance = math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))
@@ -72,7 +73,7 @@ def apart(before: Params, made: Params, exact: Params) -> tuple[float, float]:
 
 
 def rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For every precision means over the rounds, and the standard error of the gain's."""
+    """Return the means over the rounds for every precision, and the standard error of the gain."""
     made = []
     for precision in dict.fromkeys(line["precision"] for line in found):
         lines = [line for line in found if line["precision"] == precision]
@@ -85,13 +86,13 @@ def rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("recipe", type=Path)
-    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value in the recipe")
-    options.add_argument("--first", type=int, default=41, help="the first round that is compared")
+    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the recipe")
+    options.add_argument("--first", type=int, default=41, help="the first compared round")
     options.add_argument("--last", type=int, default=60)
-    options.add_argument("--json", help="where to write the figures")
+    options.add_argument("--json", help="also write the figures to this file")
     given = options.parse_args()
     if not 1 <= given.first <= given.last:
-        options.error("--first, --last: expected rounds counted from 1, the first not after the last")
+        options.error("--first and --last must be rounds counted from 1, the first not after the last")
     report.require_gpu()
     changes = [*given.set, f"rounds={given.last + 1}", f"evaluate.every={given.last + 1}"]
     asked = {p: recipes.read(given.recipe, [*changes, f"precision={p}"]) for p in (LEADS, "bf16", EXACT)}

@@ -1,8 +1,8 @@
-"""The job of cpu_round.py in Apple's pfl, a round for every line it is sent; `cpu_round.py --pfl` starts it.
+"""Run the job of cpu_round.py in Apple's pfl, a round per line of standard input. `cpu_round.py --pfl` starts it.
 
     python benchmarks/pfl_job.py FOLDER ROUNDS THREADS
 
-FOLDER is where pfl was installed.
+FOLDER is the folder with pfl.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 
 class Turns:
-    """After every round, says so and waits for the next turn."""
+    """A callback that reports the end of every round and waits for the next turn."""
 
     def __init__(self, base: type) -> None:
         def after(this: Any, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
@@ -29,7 +29,7 @@ class Turns:
 
 
 def with_loss(model: nn.Module) -> nn.Module:
-    """A model as pfl wants it."""
+    """A model with the interface that pfl expects."""
 
     def loss(x: torch.Tensor, y: torch.Tensor, eval: bool = False) -> torch.Tensor:
         return cross_entropy(model(torch.as_tensor(x)), torch.as_tensor(y))

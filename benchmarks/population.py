@@ -1,13 +1,12 @@
-"""What a round costs when there are 100, 1,000, 10,000 and 100,000 clients and ten of them train.
+"""Measure seconds per round with 100, 1,000, 10,000 and 100,000 clients, of which ten train in a round.
 
     python benchmarks/population.py --trained --json results/benchmarks/population.json
 
-FedSLR, the CNN on digits, 20 samples per client (clients share samples), states on disk, a checkpoint every ten rounds.
-Every population has a process of its own, so that its memory is its own; they make their rounds in turn, so that
-whatever else the machine does slows all of them alike. The first ten are not counted: the checkpoint after them hashes
-all data, once. In so few rounds only some of the clients train; with
---trained all of them have a state on disk, and are in the checkpoint, before the first round that counts (many names of
-a few files, so what is read is in the system's cache).
+The job: FedSLR, the CNN on digits, 20 samples per client (clients share samples), client states on disk, a checkpoint
+every ten rounds. Every population runs in a process of its own, so that its memory can be measured. The processes take
+turns, so that a busy machine slows all of them alike. The first ten rounds are not timed: the checkpoint after them
+hashes all data once. Only some clients train in so few rounds. With --trained, every client has a state on disk and in
+the checkpoint before the first timed round (many names of a few files, so reads come from the system's cache).
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from fedslr.storage.tree_files import Entry, write_tree
 
 SAMPLES, TESTED, WARM, COHORT = 20, 5, 10, 10
 LINKS = 30_000
-"""Names that one file may have on common file systems."""
+"""The number of hard links that common file systems allow per file."""
 
 
 class Population(Sequence[ClientData]):
-    """So many clients, each with its window on the same samples."""
+    """A sequence of clients, each with its own window of the same samples."""
 
     def __init__(self, clients: int) -> None:
         (self.all,) = fedslr.load("digits", clients=1, split="iid", seed=0).clients
@@ -66,7 +65,7 @@ def resident_megabytes() -> float:
 
 
 def pretend_all_trained(simulation: Simulation, folder: Path) -> None:
-    """Give every client a state on disk: names of one file, of which a file system takes only so many."""
+    """Give every client a state on disk, as hard links to as few files as the file system allows."""
     store, fresh = simulation.store, simulation.state.roster.fresh
     client, ledger = (tree.map(lambda x: 1e-3 * torch.randn_like(x), plain(part)) for part in fresh[:2])
     state = {"client": client, "ledger": ledger, "address": {}}
@@ -80,7 +79,7 @@ def pretend_all_trained(simulation: Simulation, folder: Path) -> None:
 
 
 def work(clients: int, rounds: int, trained: bool) -> None:
-    """One population: a round for every line that is read, its seconds for an answer; memory and files at the end."""
+    """Run one population: one round per input line, answered by its seconds; at the end report memory and files."""
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="fedslr-population-"))
     try:
@@ -128,14 +127,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--trained", action="store_true", help="let every client have a state on disk from the start")
+    parser.add_argument(
+        "--trained", action="store_true", help="give every client a state on disk before the first round"
+    )
     parser.add_argument("--json", help="also write the figures to this file")
     parser.add_argument("--work", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rounds < WARM + 2:
-        parser.error(f"--rounds: the first {WARM} and the last do not count; expected {WARM + 2} or more")
+        parser.error(f"--rounds must be at least {WARM + 2}: the first {WARM} and the last are not timed")
     if min(args.clients) < COHORT:
-        parser.error(f"--clients: {COHORT} of them train in a round; expected {COHORT} or more")
+        parser.error(f"--clients must be at least {COHORT}: that many train in a round")
     if args.work:
         work(args.work, args.rounds, args.trained)
         return
@@ -153,7 +154,7 @@ def main() -> None:
         process.stdin.close()
         megabytes, files = ask(process)
         process.wait()
-        # The last round evaluates.
+        # The last round is not timed because it evaluates.
         counted = seconds[clients][WARM:-1]
         row = {
             "clients": clients,

@@ -1,4 +1,4 @@
-"""Runs of one recipe that differ in the precision of products, in one figure.
+"""Draw the accuracies of runs that differ only in precision, in one figure.
 
     python benchmarks/precision.py float32=results/precision/float32 bf16=results/cifar10-dirichlet0.1/fedslr \
         "bf16, another run=results/precision/bf16-before" --rounds 200 --out results/precision/accuracy.png
@@ -17,7 +17,7 @@ import report
 from fedslr.report.colours import PALETTE
 
 Points = list[tuple[int, float, float]]
-"""Round, and the accuracies of the global and the personal models in %."""
+"""Per evaluation: the round, and the accuracies of the global and the personal models in %."""
 
 
 def points(folder: Path, rounds: int) -> Points:
@@ -45,7 +45,7 @@ def draw(runs: dict[str, Points]) -> Figure:
 
 
 def table(runs: dict[str, Points]) -> str:
-    """Markdown: an evaluation per line, global / personal of every run."""
+    """Return a Markdown table: a row per evaluation, and global / personal accuracy of every run."""
     at = {name: {p[0]: p for p in found} for name, found in runs.items()}
     rounds = sorted(set.intersection(*(set(found) for found in at.values())))
     rows: list[list[Any]] = [["round", *runs], ["---"] * (1 + len(runs))]
@@ -57,11 +57,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("runs", nargs="+", metavar="NAME=FOLDER")
     options.add_argument("--rounds", type=int, default=200)
-    options.add_argument("--out", help="where to draw the figure")
+    options.add_argument("--out", help="write the figure to this file")
     given = options.parse_args()
     for run in given.runs:
         if "=" not in run:
-            options.error(f"got '{run}', expected NAME=FOLDER")
+            options.error(f"expected NAME=FOLDER instead of '{run}'")
     runs = {name: points(Path(folder), given.rounds) for name, folder in (run.split("=", 1) for run in given.runs)}
     print(table(runs))
     if given.out:

@@ -1,4 +1,4 @@
-"""How benchmarks show what they measured: a table for people, JSON with date, machine and commit for the record."""
+"""Output of the benchmarks: a table on the terminal, and JSON with date, machine and commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedslr.core.errors import FedslrError
 
 
 def call(main: Callable[[], None]) -> None:
-    """Run a benchmark: what is wrong with its options is said in a line, and ctrl-C is no accident."""
+    """Run a benchmark. Print an expected error as one line and exit with 2; exit with 130 after ctrl-C."""
     try:
         main()
     except (FedslrError, OSError) as error:
@@ -31,11 +31,11 @@ def call(main: Callable[[], None]) -> None:
 
 def require_gpu() -> None:
     if not torch.cuda.is_available():
-        raise FedslrError("this benchmark measures a GPU, and there is none")
+        raise FedslrError("this benchmark needs a CUDA GPU, and PyTorch finds none on this machine")
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """A table, one line per row."""
+    """Print a table, one line per row."""
     cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
     heads = list(rows[0])
     widths = [max(len(heads[i]), *(len(line[i]) for line in cells)) for i in range(len(heads))]
@@ -44,7 +44,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return date, commit, hardware and versions."""
     asked = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
@@ -59,14 +59,14 @@ def machine() -> dict[str, Any]:
 
 
 def write(name: str, found: dict[str, Any], path: str | None) -> None:
-    """What was found, and on what machine, where that was asked for."""
+    """Write the figures and the machine as JSON if a path is given."""
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_durably(Path(path), (json.dumps({"benchmark": name, **machine(), **found}, indent=1) + "\n").encode())
 
 
 def finish(name: str, rows: list[dict[str, Any]], path: str | None) -> None:
-    """Print everything once more, and write it where that was asked for."""
+    """Print all rows again, and write them as JSON if a path is given."""
     print()
     show(rows)
     write(name, {"rows": rows}, path)

@@ -1,16 +1,15 @@
-"""Runs of one seed whose starts are a rounding error apart, by the precision of products.
+"""Run one seed from starts that differ by a rounding error, in several precisions.
 
     python benchmarks/rounding.py recipes/paper/cifar10-dirichlet.toml --methods fedavg --precisions bf16 tf32 \
         --starts 4 --rounds 475 --every 25 --json results/benchmarks/rounding.json --figure results/precision/starts.png
 
-Two runs of the same seed drift apart by rounding alone, and keep a distance for many rounds: one run in either
-precision tells nothing. So every precision has several, from starts that differ in the last digits, and means stand
-beside the deviations within each precision. Figures are the global model's accuracy in %, the mean over
-the evaluations of the second half of the rounds (the personal models' where a method has no global one). The figure
-has the runs of the first method, as distances from their mean.
+Two runs of the same seed drift apart by rounding alone and stay apart for many rounds, so a single run per precision
+proves nothing. This benchmark runs every precision from several starts that differ in the last digits. It prints the
+mean and the standard deviation within each precision: accuracy of the global model in % over the second half of the
+rounds (of the personal models for a method without a global one). The figure shows the runs of the first method as
+distances from their mean.
 
-What is in the file already, from the same recipe, is not run again: the command can be stopped between two runs,
-and more starts can be asked for later.
+Runs in the JSON file are not repeated. You can stop the command between two runs and ask for more starts later.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from fedslr.report.colours import PALETTE
 from fedslr.run import recipes
 
 STEP = 1e-6
-"""Relative distance between starts: some units in the last place of single precision."""
+"""The relative distance between starts: a few units in the last place of float32."""
 
 
 def evaluations(federation: Federation, recipe: recipes.Recipe, method: str, start: int) -> Iterator[tuple[int, float]]:
-    """Round and accuracy of a run from its start."""
+    """Yield round and accuracy of a run from the given start."""
     settings = recipe.settings
     model = models.build(recipe.model.name, federation.input_shape, federation.num_classes, settings.seed)
     with torch.no_grad():
@@ -56,7 +55,7 @@ def evaluations(federation: Federation, recipe: recipes.Recipe, method: str, sta
 
 
 def rows(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for every method and precision: the mean of its runs' late accuracies, and how far they are apart."""
+    """Return mean and standard deviation of the runs' late accuracies, for every method and precision."""
     found: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         half = run["evaluations"][-1][0] // 2
@@ -68,14 +67,14 @@ def rows(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "precision": precision,
             "starts": len(late),
             "accuracy": statistics.fmean(late),
-            "deviation": statistics.stdev(late) if len(late) > 1 else None,
+            "std": statistics.stdev(late) if len(late) > 1 else None,
         }
         for (method, precision), late in found.items()
     ]
 
 
 def draw(runs: list[dict[str, Any]]) -> Figure:
-    """Runs of one method, a line each, by how far they are from the mean of all."""
+    """Draw the runs of one method as distances from the mean of all."""
     figure = Figure(figsize=(7.5, 3.6), layout="constrained")
     axes = figure.subplots()
     rounds = [round for round, _ in runs[0]["evaluations"]]
@@ -98,33 +97,33 @@ def draw(runs: list[dict[str, Any]]) -> Figure:
 
 
 def kept(path: str | None, recipe: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs of a file, if it is of this recipe."""
+    """Return the runs in a file, which must be of this recipe."""
     if path is None or not Path(path).exists():
         return []
     try:
         there = json.loads(Path(path).read_text())
         known, runs = there["recipe"], list(there["runs"])
     except (ValueError, KeyError, TypeError):
-        raise FedslrError(f"--json: {path} is no file of this benchmark; name another") from None
+        raise FedslrError(f"--json: {path} was not written by this benchmark; choose another file") from None
     if known != recipe:
-        raise FedslrError(f"--json: {path} is of another recipe or other options; name another file")
+        raise FedslrError(f"--json: {path} holds runs of another recipe or other options; choose another file")
     return runs
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("recipe", type=Path)
-    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value in the recipe")
+    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the recipe")
     options.add_argument("--methods", nargs="+", default=["fedavg"])
     options.add_argument("--precisions", nargs="+", default=["bf16", "tf32"])
     options.add_argument("--starts", type=int, default=4)
     options.add_argument("--rounds", type=int, default=100)
-    options.add_argument("--every", type=int, default=5, help="rounds from one evaluation to the next")
-    options.add_argument("--json", help="where to write the figures, and to find those of runs already made")
-    options.add_argument("--figure", help="where to draw the runs")
+    options.add_argument("--every", type=int, default=5, help="rounds between two evaluations")
+    options.add_argument("--json", help="write the runs to this file, and continue those already in it")
+    options.add_argument("--figure", help="draw the runs in this file")
     given = options.parse_args()
     if given.starts < 2:
-        options.error("--starts: one run has no deviation; expected 2 or more")
+        options.error("--starts must be at least 2: one run has no standard deviation")
     changes = [*given.set, f"rounds={given.rounds}", f"evaluate.every={given.every}"]
     changed_by = {p: recipes.read(given.recipe, [*changes, f"precision={p}"]) for p in given.precisions}
     recipe = next(iter(changed_by.values()))
@@ -148,7 +147,7 @@ def main() -> None:
     report.finish("rounding", rows(runs), None)
     if given.figure:
         draw([run for run in runs if run["method"] == given.methods[0]]).savefig(given.figure, dpi=150)
-        print(f"drawn in {given.figure}")
+        print(f"figure: {given.figure}")
 
 
 if __name__ == "__main__":

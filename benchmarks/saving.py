@@ -1,9 +1,9 @@
-"""Seconds to save the states of some clients, and to verify their files, by the number of threads.
+"""Measure seconds to save the states of some clients and to verify their files, for several numbers of threads.
 
     python benchmarks/saving.py --clients 20
 
-A state is what FedSLR keeps of a client whose model is ResNet18: a personal part of which one number in twenty is not
-zero, and a dense dual. Numbers of threads take turns, so that whatever else the machine does slows all of them alike.
+A state is that of a FedSLR client with ResNet18: a personal part of which one entry in twenty is not zero, and a dense
+dual. The numbers of threads take turns, so that a busy machine slows all of them alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DENSITY = 0.05
 
 
 def state(seed: int) -> dict[str, Any]:
-    """One client's."""
+    """Return the state of one client."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {name: p.shape for name, p in ResNet18((3, 32, 32), 10).named_parameters()}
     noise = [{k: torch.randn(shape, generator=generator) for k, shape in shapes.items()} for _ in range(2)]
@@ -43,7 +43,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def measure(states: list[dict[str, Any]], device: str) -> dict[str, float]:
-    """Save everything, and verify it as a resumption does."""
+    """Save all states, and verify them as a resumed run does."""
     with tempfile.TemporaryDirectory() as folder:
         kept = ClientStore(Path(folder), device)
         for client, one in enumerate(states):
@@ -59,7 +59,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--clients", type=int, default=20)
     options.add_argument("--repeat", type=int, default=3)
-    options.add_argument("--json", help="where to write the figures")
+    options.add_argument("--json", help="also write the figures to this file")
     given = options.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     states = [state(client) for client in range(given.clients)]
@@ -69,7 +69,7 @@ def main() -> None:
         for count in counts:
             tree_files.THREADS = count
             took = measure(states, device)
-            # The first turn warms up the disk and the memory.
+            # The first turn is not timed: it warms up disk and memory.
             if turn:
                 found[count].append(took)
     rows: list[dict[str, Any]] = [

@@ -1,14 +1,14 @@
-"""Size on disk and milliseconds per batch of exported ResNet18s whose ranks are the paper's, against dense ones.
+"""Measure size on disk and milliseconds per batch of exported ResNet18s with the paper's ranks, beside dense ones.
 
     python benchmarks/shipping.py --out runs/shipping --json results/benchmarks/shipping.json
     fedslr latency runs/shipping --out results/benchmarks/latency.json
 
-A run folder is made for every rank penalty of the paper's latency table (appendix B) by one round of FedSLR in which
-each layer's threshold leaves as many singular values as are asked for: the ranks of our trained model
-(results/cifar10-dirichlet0.1/fedslr), scaled to the parameters that the paper's table has, and one number in twenty of
-the personal part. `trained` has the trained model's own ranks. The data are noise, so accuracies mean nothing here;
-sizes and times do not depend on weights. The first command also exports some of the models in every format
-and measures the files; the second measures all of them.
+The benchmark makes a run folder for every rank penalty of the paper's latency table (appendix B). One round of FedSLR
+leaves in each layer the requested number of singular values. The ranks are those of our trained model
+(results/cifar10-dirichlet0.1/fedslr), scaled to the number of parameters in the paper's table; one entry in twenty of
+the personal part is not zero. `trained` has the trained model's own ranks. The data are noise, so accuracies mean
+nothing here; sizes and times do not depend on weights. The first command also exports some models in every format and
+measures the files. The second command measures all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fedslr.models.resnet import ResNet18
 
 TRAINED = Path(__file__).parent.parent / "results" / "cifar10-dirichlet0.1" / "fedslr" / "summary.json"
 PAPER = {0.0: 11.17, 1e-5: 7.33, 5e-5: 6.56, 1e-4: 5.54, 5e-4: 3.09, 1e-3: 1.27}
-"""The paper's latency table: millions of parameters by rank penalty."""
+"""The paper's latency table: millions of parameters, by rank penalty."""
 EXPORTED = {"trained": "trained", "1e-4": "0.0001", "1e-3": "0.001"}
 DENSITY = 0.05
 BATCH, CLASSES = 20, 10
@@ -45,7 +45,7 @@ BATCH, CLASSES = 20, 10
 
 @contextmanager
 def leaving(ranks: dict[str, int]) -> Iterator[None]:
-    """Have FedSLR's thresholds leave given ranks, and one number in twenty of the personal part.
+    """Make FedSLR's thresholds leave the given ranks and one entry in twenty of the personal part.
 
     The run folder is one of FedSLR, which every command opens.
     """
@@ -63,7 +63,7 @@ def leaving(ranks: dict[str, int]) -> Iterator[None]:
 
 
 def truncated(x: Tensor, rank: int) -> Tensor | LowRank:
-    """Singular value thresholding that leaves a rank; the tensor itself where factors would be no smaller."""
+    """Threshold singular values to the given rank; return the tensor itself where factors would not be smaller."""
     if rank * sum(matrix_shape(tuple(x.shape))) >= x.numel():
         return x
     u, s, vh = torch.linalg.svd(to_matrix(x), full_matrices=False)
@@ -85,7 +85,7 @@ def parameters(ranks: dict[str, int]) -> int:
 
 
 def scaled(trained: dict[str, int], millions: float) -> dict[str, int]:
-    """The trained ranks times what makes so many parameters of them."""
+    """Scale the trained ranks so that the model has the given number of parameters."""
     low, high = 0.0, 200.0
     for _ in range(60):
         factor = (low + high) / 2
@@ -95,7 +95,7 @@ def scaled(trained: dict[str, int], millions: float) -> dict[str, int]:
 
 
 def make(home: Path, name: str, penalty: float, ranks: dict[str, int]) -> Path:
-    """A run folder of a model with these ranks."""
+    """Make the run folder of a model with these ranks."""
     folder, data = home / name, home / "data" / "noise.npz"
     if not data.exists():
         data.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def make(home: Path, name: str, penalty: float, ranks: dict[str, int]) -> Path:
 
 
 def runs(path: Path, format: str, dense: nn.Module, x: Tensor) -> dict[str, Callable[[], Any]]:
-    """The exported file and the dense model, each ready to be run by what runs such files."""
+    """Return the exported and the dense model, each loaded by the runtime for its format."""
     if format == "onnx":
         session = onnx_session(path.read_bytes())
         given = {session.get_inputs()[0].name: x.numpy()}
@@ -123,7 +123,7 @@ def runs(path: Path, format: str, dense: nn.Module, x: Tensor) -> dict[str, Call
 
 
 def exports(folder: Path, label: str, formats: list[str], repeat: int) -> list[dict[str, Any]]:
-    """Both models of a run, in every format, for size and for speed."""
+    """Export both models of a run in every format, once for size and once for speed."""
     result = fedslr.open_run(folder, device="cpu")
     x = result.federation.inputs(result.federation.clients[0].x_test[:BATCH])
     rows = []
@@ -157,7 +157,7 @@ def exports(folder: Path, label: str, formats: list[str], repeat: int) -> list[d
 
 
 def unused(path: Path) -> Path:
-    """A file of an earlier call makes way."""
+    """Overwrite the file of an earlier call."""
     for old in (path, path.with_name(path.name + ".md")):
         old.unlink(missing_ok=True)
     return path
@@ -169,7 +169,7 @@ def main() -> None:
     options.add_argument("--ranks", nargs="+", default=list(EXPORTED), choices=list(EXPORTED))
     options.add_argument("--formats", nargs="+", default=list(SUFFIXES), choices=list(SUFFIXES))
     options.add_argument("--repeat", type=int, default=30)
-    options.add_argument("--json", help="where to write the figures")
+    options.add_argument("--json", help="also write the figures to this file")
     given = options.parse_args()
     trained = json.loads(TRAINED.read_text())["rank"]
     folders = {str(k): make(given.out, str(k), k, scaled(trained, m) if k else {}) for k, m in PAPER.items()}

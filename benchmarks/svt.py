@@ -1,11 +1,11 @@
-"""Seconds per server step: singular value thresholding of all layers of ResNet18, ways side by side.
+"""Measure seconds per server step: singular value thresholding of all layers of ResNet18, several methods side by side.
 
     python benchmarks/svt.py --json results/benchmarks/svt.json
 
-Layers are random matrices with the ranks of a model that FedSLR trained on CIFAR-10: singular values that fall
-geometrically to just above the threshold, the others below it. "Followed" starts from the result for matrices a
-little different, as a round does. Every way is compared with a full decomposition in double precision: the same ranks,
-and the largest difference of any number.
+Layers are random matrices with the ranks of a model that FedSLR trained on CIFAR-10: their singular values decay
+geometrically to just above the threshold, and the others are below it. "Followed" starts from the result for slightly
+different matrices, as in a round. Every method is compared with a full decomposition in float64: equal ranks, and the
+largest difference of any number.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ RANKS = {
     "blocks.6.conv2.weight": 66, "blocks.6.shortcut.0.weight": 17, "blocks.7.conv1.weight": 8,
     "blocks.7.conv2.weight": 5, "head.weight": 9,
 }  # fmt: skip
-"""After 1000 rounds: `rank` in results/cifar10-dirichlet0.1/fedslr-authors/summary.json."""
+"""The ranks after 1000 rounds: `rank` in results/cifar10-dirichlet0.1/fedslr-authors/summary.json."""
 DRIFT = 0.003
-"""The spectral norm, in thresholds, of half of what changes from round to round: little enough for ranks to stay."""
+"""Half the spectral norm of the change per round, in thresholds: small enough to keep the ranks."""
 
 
 def layers(device: str, drift: float = 0.0) -> dict[str, torch.Tensor]:
-    """Every matrix of the model, or one not far from it."""
+    """Return every matrix of the model, or a slightly different one."""
     generator = torch.Generator().manual_seed(0)
     out = {}
     for name, p in ResNet18((3, 32, 32), 10).named_parameters():
@@ -58,23 +58,23 @@ def layers(device: str, drift: float = 0.0) -> dict[str, torch.Tensor]:
 
 
 def one_by_one(given: dict[str, torch.Tensor]) -> dict[str, LowRank]:
-    """A singular value decomposition of every layer."""
+    """Threshold every layer by a singular value decomposition."""
     return {k: singular_value_threshold(x, THRESHOLD) for k, x in given.items()}
 
 
 def together(given: dict[str, torch.Tensor]) -> dict[str, LowRank]:
-    """Gram matrices, several at a time."""
+    """Threshold by eigenvalues of Gram matrices, several layers at a time."""
     return spectral.threshold_all(given, THRESHOLD)
 
 
 def following(device: str) -> Way:
-    """The same, the few large singular values of large matrices from the round before."""
+    """Do the same, and follow the few large singular values of large matrices from the round before."""
     last = spectral.threshold_all(layers(device, DRIFT), THRESHOLD)
     return lambda given: spectral.threshold_all(given, THRESHOLD, last)
 
 
 def seconds(way: Way, given: dict[str, torch.Tensor], repeat: int) -> float:
-    """The median of several runs after a first one."""
+    """Return the median time of several runs after a first one."""
     took = []
     for _ in range(repeat + 1):
         begun = time.perf_counter()
@@ -88,7 +88,7 @@ def seconds(way: Way, given: dict[str, torch.Tensor], repeat: int) -> float:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--repeat", type=int, default=5)
-    options.add_argument("--json", help="where to write the figures")
+    options.add_argument("--json", help="also write the figures to this file")
     given = options.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     exact = {k: singular_value_threshold(x.double(), THRESHOLD) for k, x in layers("cpu").items()}
