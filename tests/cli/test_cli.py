@@ -323,7 +323,7 @@ def test_another_state_than_before_is_told(mine, recipe, command):
     Path("mine.py").write_text(MINE.replace("velocity", "impulse"))
     sys.modules.pop("mine")
     code, _, err = command("run", recipe, *own, "--set", "rounds=9", "--resume")
-    assert_one_plain_line(code, err, "the checkpoint's Kept has velocity, but the method's has impulse")
+    assert_one_plain_line(code, err, "the checkpoint's Kept has the fields velocity, but the method's has impulse")
 
 
 def test_two_classes_of_one_name_are_told_apart_by_what_they_are_called(mine, recipe, command):
@@ -667,7 +667,7 @@ WRONG_KEYS = [
     ("algorithm.eta_g=1e300", "the global model diverged"),
     (
         "data.clients=5000",
-        "data.clients: 5000 clients with 20 training samples each need 100000, but there are only 1347",
+        "data.clients: 5000 clients with 20 training samples each need 100000 samples, but the dataset has 1347",
     ),
     ("data.samples_per_client=100000000000000", "expected a whole number from 1 to 100,000,000"),
     *(
@@ -677,7 +677,7 @@ WRONG_KEYS = [
             *("evaluate.clients", "checkpoint.every", "data.clients", "data.test_samples"),
         )
     ),
-    ("data.test_samples=1", "data.test_samples: got 1, too few to follow"),
+    ("data.test_samples=1", "data.test_samples: got 1, too few for test sets"),
     ("dtype=float8", 'dtype: got "float8", expected one of float32, float64'),
     ("device=tpu9", "device: got 'tpu9', which this machine cannot use; try auto or cpu"),
     ("store=cloud", 'store: got "cloud", expected one of memory, disk'),
@@ -694,7 +694,7 @@ WRONG_KEYS = [
     ("data.alpha=0", "data.alpha: got 0, expected a number above 0"),
     (
         "data.samples_per_client=5000",
-        "data.clients: 4 clients with 5000 training samples each need 20000, but there are only 1347",
+        "data.clients: 4 clients with 5000 training samples each need 20000 samples, but the dataset has 1347",
     ),
     ("model.name=resnet", "model.name: got 'resnet', no such model"),
     ("checkpoint.every=0", "checkpoint.every: got 0, expected a whole number from 1 to 100,000,000"),

@@ -44,15 +44,8 @@ def stop_on_signal(
 ) -> Iterator[Stop]:
     """Let a signal end a run after its current round; a second signal raises KeyboardInterrupt.
 
-    Args:
-        warn: A function that shows the user a line of text.
-        stop: The request that becomes true; a new one by default.
-        signals: The signals to handle.
-        ignore_afterwards: Ignore the signals after the block. Several processes need this, because their launcher sends
-            signals to all of them as soon as one process ends.
-
-    Yields:
-        The request, which the run looks at after every round.
+    With `ignore_afterwards` the process ignores the signals after the block. Several processes need this, because their
+    launcher sends signals to all of them as soon as one process ends.
     """
     stop = Stop() if stop is None else stop
 

@@ -129,16 +129,7 @@ def fields(cls: type) -> list[str]:
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
-    """Return a dataclass made from a table.
-
-    Args:
-        cls: A dataclass with annotated fields.
-        table: The values of some fields, by name.
-        where: The name of the table in a recipe, for error messages; empty for top-level keys.
-
-    Raises:
-        FedslrError: A key is unknown, or a value has a wrong type or violates a rule.
-    """
+    """Return a dataclass made from a table; refuse unknown keys and wrong values. `where` names the table in errors."""
     known = fields(cls)
     for key in table:
         if key not in known:

@@ -101,31 +101,18 @@ def count_classes(clients: Sequence[ClientData], names: Sequence[str] | None) ->
     highest = [max((int(y.max()) for y in (c.y, c.y_test) if y.numel()), default=0) for c in clients]
     classes = max(highest) + 1
     label = client_label(highest.index(classes - 1), names)
-    trained = set(torch.cat([c.y.flatten() for c in clients]).unique().tolist())
-    occurring = trained | set(torch.cat([c.y_test.flatten() for c in clients]).unique().tolist())
+    occurring = torch.cat([y.flatten() for c in clients for y in (c.y, c.y_test)]).unique().tolist()
     if classes > MAX_SPARSE_CLASSES and classes > MAX_CLASSES_PER_LABEL * len(occurring):
         raise FedslrError(
             f"{label}: y: the highest label is {classes - 1}, but only {len(occurring)} different labels occur; "
             f"encode C classes as labels from 0 to C − 1, for instance by {LABEL_ENCODING}"
         )
-    if min(occurring, default=0) == 1:
-        _warn(
-            f"y: labels range from 1 to {classes - 1}, so fedslr counts {classes} classes, and class 0 never occurs; "
-            "use y - 1 if that is not intended"
+    if missing := sorted(set(range(classes)).difference(occurring)):
+        listed = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        warnings.warn(
+            f"y: the highest label is {classes - 1} ({label}), so fedslr counts {classes} classes, but label {listed} "
+            "never occurs; number the classes from 0 without gaps if that is not intended",
+            FedslrWarning,
+            stacklevel=3,
         )
-    elif missing := sorted(set(range(classes)) - occurring):
-        _warn(
-            f"y: the highest label is {classes - 1} ({label}), so fedslr counts {classes} classes, but labels "
-            f"{_listed(missing)} never occur; number the classes from 0 without gaps if that is not intended"
-        )
-    elif untrained := sorted(occurring - trained):
-        _warn(f"y_test: label {_listed(untrained)} occurs in test sets, but no client has training samples of it")
     return classes
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, FedslrWarning, stacklevel=4)
-
-
-def _listed(labels: Sequence[int]) -> str:
-    return ", ".join(map(str, labels[:5])) + (f" and {len(labels) - 5} more" if len(labels) > 5 else "")

@@ -62,13 +62,8 @@ def find(name: str) -> PublishedDataset:
 def fetch(name: str, root: Path, source: str | None = None, report: Progress = lambda done, total: None) -> Path:
     """Download, verify and unpack a published dataset; return its folder.
 
-    A download that was interrupted is continued. An archive with a wrong checksum is deleted and never unpacked.
-
-    Args:
-        name: The name of a published dataset.
-        root: The folder to unpack the archive in.
-        source: A file or another address of the archive, such as a mirror; by default the published address.
-        report: A function that is called with the number of received bytes and of all bytes.
+    A download that was interrupted is continued. An archive with a wrong checksum is deleted and never unpacked. The
+    archive comes from its published address, unless `source` names a file or another address, such as a mirror.
     """
     dataset = find(name)
     home = root / dataset.folder

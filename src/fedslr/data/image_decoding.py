@@ -38,12 +38,11 @@ def decoding_progress(report: Progress) -> Iterator[None]:
 
 def read_images(paths: Sequence[Path], size: Size | None = None) -> Array:
     """Return many images of one size as one array; without `size`, all must have the size of the first image."""
-    reference = "" if size else f", the size of {paths[0]}"
     size = size or read_image(paths[0]).shape[1:]
     images = np.empty((len(paths), 3, *size), np.uint8)
 
     def decode(i: int) -> None:
-        images[i] = read_image(paths[i], size, reference)
+        images[i] = read_image(paths[i], size)
 
     # Pillow releases the interpreter's lock while it decodes.
     pool = ThreadPoolExecutor(cores())
@@ -55,11 +54,8 @@ def read_images(paths: Sequence[Path], size: Size | None = None) -> Array:
     return images
 
 
-def read_image(path: Path, size: Size | None = None, reference: str = "") -> Array:
-    """Return an image as (3, height, width), with grey repeated over the colours; refuse a size other than `size`.
-
-    `reference` tells the origin of `size` in the error message.
-    """
+def read_image(path: Path, size: Size | None = None) -> Array:
+    """Return an image as (3, height, width), with grey repeated over the colours; refuse a size other than `size`."""
     try:
         # Read the file at once: Pillow's own small reads take a third of the time of a small image.
         with Image.open(io.BytesIO(path.read_bytes())) as image:
@@ -73,6 +69,6 @@ def read_image(path: Path, size: Size | None = None, reference: str = "") -> Arr
         bits = "more than 8" if mode.startswith(MODES_BEYOND_8_BITS) else "8"
         raise FedslrError(
             f"{path}: this image has {width}×{height} pixels of {bits} bits, expected {expected[1]}×{expected[0]} of 8 "
-            f"bits{reference}; convert all images to one size and to 8 bits per channel"
+            "bits; convert all images to one size and to 8 bits per channel"
         )
     return pixels.transpose(2, 0, 1)
