@@ -144,8 +144,8 @@ def build_federation(options: DataOptions, warn: Callable[[str], None] = lambda 
     clients = [data.client(train, test) for train, test in _partition(options, data, test_samples)]
     if not any(len(c.y_test) for c in clients):
         raise FedslrError(
-            f"data.test_samples: got {test_samples}, too few for test sets with the clients' label ratios: all test sets "
-            "are empty; choose more"
+            f"data.test_samples: got {test_samples}, too few for test sets with the clients' label ratios: all test "
+            "sets are empty; choose more"
         )
     return Federation(
         clients,
