@@ -13,7 +13,7 @@ from torch import Tensor
 Tree = dict[str, Any]
 
 Mapper = Callable[[Callable[..., Any], list[list[Any]]], list[Any]]
-"""A function that applies another one to the leaves of several trees and returns the leaves of the result."""
+"""A function that applies a given function to the leaves of several trees and returns the leaves of the result."""
 
 _mapper: ContextVar[Mapper | None] = ContextVar("mapper", default=None)
 

@@ -183,7 +183,7 @@ def _partition(
 
 
 def _warn_of_ignored_options(options: DataOptions, available: int, warn: Callable[[str], None]) -> None:
-    """Warn of options that have no effect on partitioned data; most recipes state their defaults, which are ignored."""
+    """Warn of options without effect on partitioned data, except defaults, because most recipes state them."""
     default = DataOptions()
     ignored = [name for name in PARTITION_OPTIONS if getattr(options, name) != getattr(default, name)]
     if ignored:
