@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import report
-from fedslr.models.resnet import ResNet18
+from fedslr.models.networks import ResNet18
 from fedslr.storage import tree_files
 from fedslr.storage.client_store import ClientStore
 

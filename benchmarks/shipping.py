@@ -33,7 +33,7 @@ from fedslr.core.prox import soft_threshold
 from fedslr.export.model_export import SUFFIXES
 from fedslr.export.onnx_file import session as onnx_session
 from fedslr.export.runtimes import OnnxRuntime, Torch, milliseconds
-from fedslr.models.resnet import ResNet18
+from fedslr.models.networks import ResNet18
 
 TRAINED = Path(__file__).parent.parent / "results" / "cifar10-dirichlet0.1" / "fedslr" / "summary.json"
 PAPER = {0.0: 11.17, 1e-5: 7.33, 5e-5: 6.56, 1e-4: 5.54, 5e-4: 3.09, 1e-3: 1.27}

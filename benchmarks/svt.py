@@ -21,7 +21,7 @@ import report
 from fedslr.core import spectral
 from fedslr.core.matrix import LowRank, from_matrix, matrix_shape
 from fedslr.core.prox import singular_value_threshold
-from fedslr.models.resnet import ResNet18
+from fedslr.models.networks import ResNet18
 
 THRESHOLD = 1e-3
 Way = Callable[[dict[str, torch.Tensor]], dict[str, LowRank]]

@@ -1,8 +1,11 @@
-"""Personalized federated learning: a low-rank global model plus a sparse personal part for every client.
+"""Personalized federated learning: FedSLR and the methods that it is compared with.
 
-federation = fedslr.load("digits", clients=20, split="dirichlet", alpha=0.1, seed=0)
-result = fedslr.run(fedslr.FedSLR(), federation, model="cnn", rounds=30, clients_per_round=5)
-result.summary, result.global_params, result.personal_model(3)
+FedSLR trains a low-rank global model and a sparse personal part for every client.
+
+Example:
+    federation = fedslr.load("digits", clients=20, split="dirichlet", alpha=0.1, seed=0)
+    result = fedslr.run(fedslr.FedSLR(), federation, model="cnn", rounds=30, clients_per_round=5)
+    result.summary, result.global_params, result.personal_model(3)
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from fedslr.core import startup
 
 startup.exit_on_ctrl_c_while_importing()
 
-# ruff: noqa: E402 - everything below imports PyTorch
+# ruff: noqa: E402 - all modules below import PyTorch
 from fedslr.algorithms import (
     ALGORITHMS,
     APFL,

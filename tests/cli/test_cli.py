@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 import fedslr
 from fedslr.cli import main, run_commands
 from fedslr.core import schema
-from fedslr.core.failures import machine_failure
+from fedslr.core.machine import machine_failure
 from fedslr.data import DataOptions
 from fedslr.run import recipe_text, recipes
 
@@ -280,7 +280,7 @@ def test_a_method_of_ones_own_is_compared_and_swept(mine, recipe, command):
     ("change", "says"),
     [
         ("algorithm.name=mine:Hafl", "mine.py) has no 'Hafl'; did you mean 'Half'?"),
-        ("algorithm.name=mine.py:Half", "there is no module 'mine.py' here or on the path; leave out .py"),
+        ("algorithm.name=mine.py:Half", "there is no module 'mine.py' in this folder or on the Python path; leave"),
         ("algorithm.name=nobody:Half", "algorithm.name: got 'nobody:Half', but there is no module 'nobody'"),
         ("algorithm.name=mine:first", "got 'mine:first', expected a class that is a fedslr.Algorithm"),
         ("algorithm.name=mine:Nameless", "Nameless is no dataclass; write @dataclass(frozen=True)"),
@@ -310,7 +310,7 @@ def test_a_mistake_in_ones_own_is_a_line(change, says, mine, recipe, command):
 def test_a_module_that_pythons_own_hides_is_told(mine, recipe, command):
     Path("statistics.py").write_text("class Net: pass\n")
     code, _, err = command("run", recipe, "--out", "a", "--set", "model.name=statistics:Net")
-    assert_one_plain_line(code, err, "statistics.py is called like a module of Python's own, which hides it")
+    assert_one_plain_line(code, err, "Python has a module of the same name, which hides statistics.py")
 
 
 def test_an_optional_hyperparameter_is_swept(mine, recipe, command):
@@ -323,7 +323,7 @@ def test_another_state_than_before_is_told(mine, recipe, command):
     Path("mine.py").write_text(MINE.replace("velocity", "impulse"))
     sys.modules.pop("mine")
     code, _, err = command("run", recipe, *own, "--set", "rounds=9", "--resume")
-    assert_one_plain_line(code, err, "the checkpoint's Kept has velocity, but the method's has impulse")
+    assert_one_plain_line(code, err, "the checkpoint's Kept has the fields velocity, but the method's has impulse")
 
 
 def test_two_classes_of_one_name_are_told_apart_by_what_they_are_called(mine, recipe, command):
@@ -342,12 +342,18 @@ def test_methods_that_are_called_the_same(mine, recipe, command):
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (MemoryError("Unable to allocate 96.9 GiB"), "not enough memory: Unable to allocate 96.9 GiB; fewer epochs"),
+        (
+            MemoryError("Unable to allocate 96.9 GiB"),
+            "not enough memory: Unable to allocate 96.9 GiB; use fewer",
+        ),
         (
             torch.OutOfMemoryError("CUDA out of memory.\nTried …"),
-            "not enough memory on the GPU; fewer clients_per_round",
+            "not enough memory on the GPU; use fewer clients",
         ),
-        (RuntimeError("CUDA error: out of memory\nCUDA …"), "not enough memory on the GPU; fewer clients_per_round"),
+        (
+            RuntimeError("CUDA error: out of memory\nCUDA …"),
+            "not enough memory on the GPU; use fewer clients",
+        ),
     ],
 )
 def test_memory_that_is_not_there_is_a_line(error, line, recipe, command, tmp_path, monkeypatch):
@@ -373,7 +379,7 @@ def test_a_gpu_that_gives_up_is_a_line_without_advice_to_who_writes_kernels():
         RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA`")
     )
     assert told is not None
-    assert told.startswith("the GPU gave up: an illegal memory access was encountered; ")
+    assert told.startswith("the GPU failed: an illegal memory access was encountered; ")
     assert "TORCH" not in told
     assert told.endswith("--resume")
     asserted = machine_failure(RuntimeError("CUDA error: device-side assert triggered\nSearch for it"))
@@ -661,7 +667,7 @@ WRONG_KEYS = [
     ("algorithm.eta_g=1e300", "the global model diverged"),
     (
         "data.clients=5000",
-        "data.clients: 5000 clients with 20 training samples each need 100000, but there are only 1347",
+        "data.clients: 5000 clients with 20 training samples each need 100000 samples, but the dataset has 1347",
     ),
     ("data.samples_per_client=100000000000000", "expected a whole number from 1 to 100,000,000"),
     *(
@@ -671,7 +677,7 @@ WRONG_KEYS = [
             *("evaluate.clients", "checkpoint.every", "data.clients", "data.test_samples"),
         )
     ),
-    ("data.test_samples=1", "data.test_samples: got 1, too few to follow"),
+    ("data.test_samples=1", "data.test_samples: got 1, too few for test sets"),
     ("dtype=float8", 'dtype: got "float8", expected one of float32, float64'),
     ("device=tpu9", "device: got 'tpu9', which this machine cannot use; try auto or cpu"),
     ("store=cloud", 'store: got "cloud", expected one of memory, disk'),
@@ -688,7 +694,7 @@ WRONG_KEYS = [
     ("data.alpha=0", "data.alpha: got 0, expected a number above 0"),
     (
         "data.samples_per_client=5000",
-        "data.clients: 4 clients with 5000 training samples each need 20000, but there are only 1347",
+        "data.clients: 4 clients with 5000 training samples each need 20000 samples, but the dataset has 1347",
     ),
     ("model.name=resnet", "model.name: got 'resnet', no such model"),
     ("checkpoint.every=0", "checkpoint.every: got 0, expected a whole number from 1 to 100,000,000"),

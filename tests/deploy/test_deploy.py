@@ -158,7 +158,7 @@ def test_limits_are_those_of_the_addressed_payload(tmp_path):
     federation.post.fate = swell
     assert all(2 not in record.clients for record in server.rounds())
     server.folder.close()
-    assert all("is missing" in why or "is not part of it" in why for why in server.exchange.refused)
+    assert all("is missing" in why or "is unexpected" in why for why in server.exchange.refused)
     assert_is_simulated(federation, server)
 
 
@@ -649,7 +649,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "wrong shape": (lambda f: reencode(f, reshape), "expected .* of float32"),
     "wrong type": (lambda f: reencode(f, retype), "of float64, expected"),
     "missing tensor": (lambda f: reencode(f, lambda u: u.pop(next(iter(u)))), "is missing"),
-    "extra tensor": (lambda f: reencode(f, lambda u: u.update(more=torch.zeros(2))), "is not part of it"),
+    "extra tensor": (lambda f: reencode(f, lambda u: u.update(more=torch.zeros(2))), "is unexpected"),
     "truncated": (lambda f: {**f, "payload": f["payload"][:-7], "digest": digest(f["payload"][:-7])}, "truncated"),
     "oversized": (lambda f: {**f, "payload": bytes(10**6), "digest": digest(bytes(10**6))}, "more than the"),
     "nothing": (lambda f: {**f, "payload": b"", "digest": digest(b"")}, "is missing"),

@@ -28,7 +28,7 @@ from fedslr.engine.cuda import Cuda
 from fedslr.engine.eager import Eager
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.settings import Settings
-from fedslr.models.resnet import Block
+from fedslr.models.networks import Block
 from own_methods import Attentive, Clustered
 
 NOT_TOGETHER = ("lpgd", "sparse-lowrank", "lowrank-lowrank")

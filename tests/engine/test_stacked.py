@@ -11,8 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedslr.engine import stacked
-from fedslr.models.cnn import CNN
-from fedslr.models.resnet import Block, ResNet18
+from fedslr.models.networks import CNN, Block, ResNet18
 
 CLIENTS, SAMPLES = 3, 4
 

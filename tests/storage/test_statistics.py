@@ -10,7 +10,7 @@ from conftest import make_federation, mlp
 from fedslr.algorithms.layer_split import split_head
 from fedslr.channel import encoding, model_size
 from fedslr.core.matrix import LowRank
-from fedslr.models.resnet import ResNet18
+from fedslr.models.networks import ResNet18
 from fedslr.report.run_facts import dense_bytes
 
 MESSAGES = 2 * 10 * 1000

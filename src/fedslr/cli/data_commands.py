@@ -11,7 +11,6 @@ from rich.table import Table
 
 from fedslr.cli.display import decoding, err_console, out_console, warn
 from fedslr.cli.report_commands import save
-from fedslr.core.errors import FedslrError
 from fedslr.data import DATASETS, decoded_cache, downloads, load
 from fedslr.report.label_skew import extremes, label_counts, skew, split_figure
 from fedslr.report.number_text import percent
@@ -54,10 +53,8 @@ def fetch(
 def verify(
     name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tinyimagenet.")], root: Root = Path("data")
 ) -> None:
-    """Report every fault of a dataset on the disk: missing files, wrong sizes, unreadable data."""
-    wrong = downloads.verify(name, root)
-    if wrong:
-        raise FedslrError(f"{name}: {'; '.join(wrong)}")
+    """Read all files of a dataset on the disk, and report the first one that is missing or damaged."""
+    downloads.find(name)
     with decoding(), decoded_cache.bypass():
         loaded = DATASETS[name](root)
     out_console.print(f"{name} is whole: {len(loaded.x):,} training and {len(loaded.x_test):,} test images")

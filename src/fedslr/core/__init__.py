@@ -1,1 +1,1 @@
-"""The ground floor: types, trees, matrices, proximal operators, errors, durable files. It imports no other room."""
+"""The foundation of all other rooms: types, trees, matrices, proximal operators, options, errors, durable files."""

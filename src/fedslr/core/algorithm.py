@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 from torch import Tensor
 
 from fedslr.core import schema
-from fedslr.core.errors import FedslrError
 from fedslr.core.problem import Problem
 from fedslr.core.types import LocalData, Params, Payload, Round
 
@@ -18,31 +17,43 @@ Ledger = TypeVar("Ledger")
 
 
 class LedgerChange(NamedTuple):
-    """The mean ledger before and after the uploads of a round were booked."""
+    """The mean ledger of all clients before and after the uploads of a round were booked."""
 
     before: Any
     after: Any
 
 
 class Algorithm(ABC, Generic[Server, Client, Ledger]):
-    """A federated method: hyperparameters (a frozen dataclass) and a handful of pure functions.
+    """A federated method: a frozen dataclass of hyperparameters with a handful of pure functions.
 
-    Engines run these functions. They touch no file, device, random generator or print. Server and client states are
-    NamedTuples of Params, or `()`. A ledger is a tree of Params, or `()`.
+    Engines call these functions. The functions touch no file, device, random generator or print. The words of the
+    protocol are:
 
-    Uploads are differences `v − w`, never models. A *ledger* is what a client and the server must agree on, such as a
-    dual or a control variate. `book` says how counting an upload changes a ledger. The engine alone calls `book`: for
-    the ledger of every client, and with the mean upload for the mean of all ledgers, which the server holds.
+    - *w*: the parameters of the initial model, by name.
+    - *state*: what the server or a client keeps between rounds, a NamedTuple of Params, or `()` for nothing.
+    - *payload*: what a client receives in a round, a dictionary. Matrices may be `LowRank` factors in a broadcast;
+      clients receive dense tensors.
+    - *upload*: what a client sends back, with the keys and shapes of its payload. Models are sent as differences
+      `v − w`.
+    - *ledger*: a tree that a client and the server must agree on, such as a dual or a control variate, or `()`. `book`
+      defines how a counted upload changes a ledger. Only the engine calls `book`: with every upload for the ledger of
+      its client, and with the mean upload for the mean of all ledgers, which the server holds.
+    - *problem*: the model, the loss and the weight decay, which give gradients.
+    - *data*: a client's training data, which gives batches.
+    - *round*: the round's number, step sizes and epochs.
+
+    Raises:
+        FedslrError: A hyperparameter has a wrong type or is out of its range.
     """
 
     name: ClassVar[str]
     """The method's name in tables and, for methods of the package, in recipes."""
     has_global_model: ClassVar[bool] = True
-    """Whether `shared(broadcast)` is a complete model that every client could use."""
+    """Whether `shared(payload)` is a complete model that every client could use."""
     planned: ClassVar[bool] = False
-    """Whether a round depends on the total number of rounds. Such a run cannot be made longer."""
+    """Whether a round depends on the total number of rounds. A run of such a method cannot be extended."""
     server_sees: ClassVar[Literal["mean", "each"]] = "mean"
-    """"mean" if the weighted mean of the uploads is enough for `aggregate`, "each" if it needs every upload."""
+    """"mean" if `aggregate` needs only the weighted mean of the uploads, "each" if it needs every upload."""
 
     def __post_init__(self) -> None:
         schema.check(self)
@@ -51,40 +62,61 @@ class Algorithm(ABC, Generic[Server, Client, Ledger]):
 
     @abstractmethod
     def init_server(self, w: Params) -> Server:
-        """Return the server state before the first round, from the initial model `w`."""
+        """Return the server's state before the first round, given the initial model."""
 
     @abstractmethod
     def init_client(self, w: Params) -> Client:
-        """Return the state of a client before its first round, from the initial model; `()` if it keeps nothing."""
+        """Return a client's state before its first round, given the initial model; `()` if clients keep nothing."""
 
     @abstractmethod
     def broadcast(self, server: Server, ledger: Ledger) -> Payload:
-        """Return the payload of a round; `ledger` is the mean over all clients.
+        """Return the payload that the server sends in a round.
 
-        Matrices may be `LowRank` factors. Clients receive them multiplied out.
+        Args:
+            server: The server's state.
+            ledger: The mean ledger of all clients.
         """
 
     @abstractmethod
     def local_update(
         self, problem: Problem, client: Client, ledger: Ledger, payload: Payload, data: LocalData, round: Round
     ) -> tuple[Client, Payload]:
-        """Train one client; return its new state and its upload, a tree of the form of its payload."""
+        """Train one client.
+
+        Args:
+            problem: The learning problem.
+            client: The client's state.
+            ledger: The client's ledger.
+            payload: What the client received, with dense tensors.
+            data: The client's training data.
+            round: The round's number, step sizes and epochs.
+
+        Returns:
+            The client's new state, and its upload with the keys and shapes of the payload.
+        """
 
     @abstractmethod
     def aggregate(self, server: Server, ledger: LedgerChange, mean_upload: Any, round: Round) -> Server:
-        """Return the server state after a round.
+        """Return the server's state after a round.
 
         Args:
-            server: The state before the round.
+            server: The server's state before the round.
             ledger: The mean ledger before and after the uploads of this round were booked.
-            mean_upload: Σ ω·share·upload / Σ ω·share over the clients of the round. With `server_sees = "each"` it is
-                a mapping from a client's number to share·upload instead.
+            mean_upload: Σ ω·share·upload / Σ ω·share over the clients of the round. With `server_sees = "each"`, a
+                mapping from a client's number to share·upload.
             round: The round's number and step sizes.
         """
 
     @abstractmethod
     def personal_model(self, problem: Problem, client: Client, payload: Payload, data: LocalData) -> Params:
-        """Return a client's personal model, from its state and its payload. It may adapt on the client's data."""
+        """Return all parameters of a client's personal model.
+
+        Args:
+            problem: The learning problem.
+            client: The client's state.
+            payload: What the client received last, or would receive now.
+            data: The client's training data, on which the personal model may be trained.
+        """
 
     # --- methods with a ledger ----------------------------------------------------------------------------------------
 
@@ -93,37 +125,60 @@ class Algorithm(ABC, Generic[Server, Client, Ledger]):
         return ()  # type: ignore[return-value]
 
     def book(self, ledger: Ledger, upload: Payload, share: Tensor, round: Round) -> Ledger:
-        """Return the ledger after `share` of an upload was counted; affine in `share`, a float64 scalar tensor."""
+        """Return the ledger after an upload was counted.
+
+        Args:
+            ledger: The ledger of a client with the client's upload, or the mean ledger with the mean upload.
+            upload: The upload.
+            share: The share of the upload that the server counted, from 0 to 1, as a float64 scalar tensor. The result
+                must be affine in it.
+            round: The round's number and step sizes.
+        """
         return ledger
 
     # --- defaults that few methods change -----------------------------------------------------------------------------
 
     def personalize(self, problem: Problem, client: Client, payload: Payload, data: LocalData, round: Round) -> Client:
-        """Train what never leaves the client, after its upload was sent; return the client's new state."""
+        """Train the parts that never leave the client, after its upload was sent; return the client's new state.
+
+        The arguments are those of `local_update`; `client` is the state that `local_update` returned.
+        """
         return client
 
     def weight(self, num_examples: int) -> float:
-        """Return the weight ω of a client in all means; 1 unless the method says otherwise."""
+        """Return the weight ω of a client in all means, given its number of training samples; 1 by default."""
         return 1.0
 
     def clipped(self, upload: Payload) -> Payload:
-        """Return the part of an upload that a norm bound applies to; all of it unless the method says otherwise."""
+        """Return the part of an upload that a norm bound applies to; the whole upload by default."""
         return upload
 
     def address(self, client: Client) -> Payload:
-        """Return what the server must know of a client for `addressed`, such as a mask; read after `local_update`."""
+        """Return what `addressed` needs of a client's state, such as a mask; called after `local_update`."""
         return {}
 
     def addressed(self, payload: Payload, address: Payload, number: int) -> Payload:
-        """Return the part of a broadcast that the client of this number is sent; all of it by default."""
+        """Return the payload of one client; the whole broadcast by default.
+
+        Args:
+            payload: The broadcast.
+            address: What `address` returned for the client.
+            number: The client's number.
+        """
         return payload
 
     def shared(self, payload: Payload) -> Payload:
-        """Return the part of a broadcast that is the global model; the size columns count its parameters."""
+        """Return the part of a broadcast that is the global model; the whole broadcast by default.
+
+        The size columns of tables count its parameters.
+        """
         return payload
 
     def deployed(self, client: Client, payload: Payload) -> Payload:
-        """Return the parts that a client keeps to run its personal model; the size columns count their parameters."""
+        """Return the parts that a client keeps to run its personal model; `shared(payload)` by default.
+
+        The size columns of tables count their parameters.
+        """
         return self.shared(payload)
 
     has_diagnostics: ClassVar[bool] = False
@@ -131,21 +186,21 @@ class Algorithm(ABC, Generic[Server, Client, Ledger]):
 
     def diagnose(self, run: RunView) -> Diagnosis:
         """Return the quantities of the method's convergence theory after a round."""
-        raise FedslrError(f"diagnostics: {self.name} has no convergence theory here; set diagnostics = false")
+        raise NotImplementedError
 
     @classmethod
     def personalizes(cls) -> bool:
-        """Return whether clients go on to train after their upload."""
+        """Return whether clients continue to train after their upload."""
         return cls.personalize is not Algorithm.personalize
 
     @classmethod
     def addresses(cls) -> bool:
-        """Return whether clients are sent different parts of the broadcast."""
+        """Return whether clients receive different parts of the broadcast."""
         return cls.addressed is not Algorithm.addressed
 
 
 class RunView(NamedTuple):
-    """The whole federation after a round, for `Algorithm.diagnose`. Lists have one entry per client."""
+    """The state of the whole federation after a round, for `Algorithm.diagnose`. Lists have one entry per client."""
 
     problem: Problem
     server: Any
@@ -153,7 +208,7 @@ class RunView(NamedTuple):
     clients: list[Any]
     ledgers: list[Any]
     local_models: list[Params]
-    """The model that each client last uploaded."""
+    """The models that the clients uploaded last."""
     data: list[Any]
     """The training data: objects with tensors `x` and `y`."""
     prepare: Any
@@ -162,7 +217,7 @@ class RunView(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """Quantities by name, and a warning if they show that the theory does not apply."""
+    """The quantities of a convergence theory by name, and a warning if they show that the theory does not apply."""
 
     figures: dict[str, float]
     warning: str | None = None

@@ -1,4 +1,4 @@
-"""Files that survive a crash and a power cut."""
+"""Writing of files that survive a crash and a power cut."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from fedslr.core.errors import StorageError
 
 Bytes = bytes | memoryview
-MAKE_ROOM = "make room, then try again; a run is resumed"
+MAKE_ROOM = "make room on the disk, then continue with --resume"
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut."""
+    """Flush a folder, so that renames in it survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -24,7 +24,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_durably(path: Path, *pieces: Bytes) -> None:
-    """Write a file completely or not at all: to a temporary file that is flushed and renamed; flush the folder."""
+    """Write a file completely or not at all; it survives a power cut."""
     write_whole(path, *pieces)
     with disk_errors(path):
         sync_folder(path.parent)
@@ -41,7 +41,10 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, *pieces: Bytes) -> None:
-    """Write a file completely or not at all; it survives a power cut once its folder is flushed."""
+    """Write a file completely or not at all; it survives a power cut after `sync_folder` of its folder.
+
+    The file is written under a temporary name, flushed and renamed.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         try:

@@ -1,4 +1,4 @@
-"""Errors and warnings for users: each says what was wrong, where, and what to do."""
+"""Errors and warnings for users. A message tells what was wrong, where it was, and what to do."""
 
 from __future__ import annotations
 
@@ -8,39 +8,38 @@ import traceback
 from collections.abc import Iterable
 
 TRACEBACK = "FEDSLR_TRACEBACK"
-"""The environment variable that shows tracebacks, for users with code of their own."""
-
+"""The environment variable that makes the command line print tracebacks of users' own code."""
 
 INTERRUPTED = 130
-"""The exit code of a command that was stopped by ctrl-C, as in shells."""
+"""The exit code of a command that ctrl-C stopped, as in shells."""
 
 
 class FedslrError(ValueError):
-    """A request that cannot be met. Its text is one plain line; the command line exits with 2."""
+    """A request that fedslr cannot carry out. The message is one line; the command line exits with code 2."""
 
 
 class WireError(FedslrError):
-    """A message that is truncated, too large, malformed or not finite."""
+    """A message between client and server that is truncated, too large, malformed or not finite."""
 
 
 class CheckpointError(FedslrError):
-    """A checkpoint that cannot be written or read."""
+    """A checkpoint that fedslr cannot write or read."""
 
 
 class StorageError(CheckpointError):
-    """A file that cannot be read or written because of a full disk or permissions; the file itself is not damaged."""
+    """A failure of the disk, such as a full disk or missing permissions. The file itself is not damaged."""
 
 
 class TakenError(FedslrError):
-    """A folder that another process is using."""
+    """A folder that another process uses."""
 
 
 class FedslrWarning(UserWarning):
-    """Advice on a request that is carried out nevertheless."""
+    """Advice about a request that fedslr carries out nevertheless."""
 
 
 class Interrupted(FedslrError):
-    """A run that was asked to stop and stopped after saving its last finished round."""
+    """A run that stopped on request, after it saved its last finished round."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -51,6 +50,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def show_traceback(error: BaseException) -> None:
-    """Print the traceback of an error if the environment asks for it."""
+    """Print the traceback of an error if the environment variable `FEDSLR_TRACEBACK` is set."""
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)

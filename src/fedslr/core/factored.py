@@ -1,4 +1,4 @@
-"""Trees whose matrices may be low-rank factors."""
+"""Functions of trees whose matrices may be low-rank factors, such as broadcasts."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ Path = tuple[str, ...]
 
 
 def factors_are_smaller(leaf: LowRank) -> bool:
-    """Return whether the factors hold fewer numbers than the matrix, r(m + n) < mn.
+    """Return whether the factors have fewer entries than the matrix, r(m + n) < mn.
 
-    Only such factors are sent, and only such factors count as factors in the size of a model.
+    Only such factors are sent as factors, and only such factors reduce the size of a model.
     """
     return leaf.numbers < prod(leaf.shape)
 
 
 def smaller_form(leaf: Any) -> Any:
-    """Return the dense tensor of factors that are not smaller than it; return anything else as it is."""
+    """Return factors as a dense tensor unless the factors are smaller; return any other leaf unchanged."""
     return leaf.dense() if isinstance(leaf, LowRank) and not factors_are_smaller(leaf) else leaf
 
 
 def smaller_forms(tree: Tree) -> Tree:
-    """Return a tree as it comes back from a message or a file: with factors only where they are smaller."""
+    """Return a tree as a message or a file restores it: with factors only if they are smaller than the matrix."""
     return {k: smaller_forms(x) if isinstance(x, dict) else smaller_form(x) for k, x in tree.items()}
 
 
 def multiply_out(tree: Tree, check: bool = True) -> Tree:
-    """Return a tree with the dense tensor in place of all factors: the form that clients work with.
+    """Return a tree with dense tensors in place of all factors, the form that clients work with.
 
     Args:
         tree: Tensors and factors.
-        check: Refuse a product that is not finite. The check waits for a GPU once per matrix.
+        check: Whether to refuse a product that is not finite. The check waits for a GPU once per matrix.
+
+    Raises:
+        WireError: A product is not finite.
     """
     out: Tree = {}
     for key, leaf in tree.items():
@@ -53,19 +56,19 @@ def multiply_out(tree: Tree, check: bool = True) -> Tree:
 
 
 def tensors_of(leaf: Any) -> list[Tensor]:
-    """Return the tensors of a leaf: itself, the two factors, or none of a plain value."""
+    """Return the tensors of a leaf: the tensor itself, two factors, or no tensor for a plain value."""
     if isinstance(leaf, LowRank):
         return [leaf.u, leaf.v]
     return [leaf] if isinstance(leaf, Tensor) else []
 
 
 def path_name(path: Iterable[str]) -> str:
-    """Return a path for an error message: one short line of ASCII, even if the sender is hostile."""
+    """Return a path for an error message as one short line of ASCII, because a sender may be hostile."""
     return ascii("/".join(path))[1:-1][:100]
 
 
 def leaves_with_paths(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield every leaf with its keys; an empty dictionary is a leaf."""
+    """Yield the path and the value of every leaf; an empty dictionary is a leaf."""
     for key, leaf in tree.items():
         if isinstance(leaf, dict) and leaf:
             yield from leaves_with_paths(leaf, (*path, key))
@@ -74,25 +77,25 @@ def leaves_with_paths(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]
 
 
 def require_finite_tensor(x: Tensor, path: Path) -> None:
-    """Refuse NaN and infinity."""
-    # A sum meets every NaN and infinity, so a finite one clears the tensor; overflow alone needs the second look.
+    """Refuse a tensor with NaN or infinity."""
+    # A finite sum proves that all entries are finite. Otherwise the sum may have overflowed: check every entry.
     if x.is_floating_point() and not isfinite(float(x.detach().sum())) and not bool(torch.isfinite(x).all()):
         raise WireError(f"'{path_name(path)}' has numbers that are not finite (NaN or infinity)")
 
 
 def require_finite(tree: Tree) -> None:
-    """Refuse a tree with NaN or infinity; the error names the first such tensor."""
+    """Refuse a tree with NaN or infinity; the error names the first tensor with one."""
     for path, leaf in leaves_with_paths(tree):
         for x in tensors_of(leaf):
             require_finite_tensor(x, path)
 
 
 def require_alike(found: Tree, like: Tree, where: str) -> None:
-    """Refuse a tree unless it has the keys of another tree, and tensors of the same shapes and types."""
+    """Refuse a tree unless it has the keys of the tree `like`, and tensors of the same shapes and types."""
     for key in {**like, **found}:
         path = f"{where}/{path_name([key])[:50]}"
         if key not in found or key not in like:
-            raise WireError(f"'{path}' is {'missing' if key in like else 'not part of it'}")
+            raise WireError(f"'{path}' is {'missing' if key in like else 'unexpected'}")
         got, expected = _form(found[key]), _form(like[key])
         if got != expected:
             raise WireError(f"'{path}' is {got}, expected {expected}")
@@ -107,7 +110,7 @@ def _form(leaf: Any) -> str:
 
 
 def each_tensor(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """Apply a function to every tensor of a tree, the factors too."""
+    """Apply a function to every tensor of a tree, including factors."""
 
     def made(leaf: Any) -> Any:
         if isinstance(leaf, LowRank):
@@ -123,8 +126,8 @@ def to_device(tree: Tree, device: torch.device | str) -> Tree:
 
 
 def to_host(tree: Tree) -> Tree:
-    """Return a tree in the host's memory, in its smaller forms.
+    """Return a tree in the host's memory, with factors only if they are smaller than the matrix.
 
-    Large factors are multiplied out on their own device, because another device rounds differently.
+    Other factors are multiplied on their own device, because another device rounds differently.
     """
     return to_device(smaller_forms(tree), "cpu")

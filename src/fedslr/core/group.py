@@ -1,4 +1,4 @@
-"""The processes that simulate one federation; here, a single one."""
+"""The processes that simulate one federation together; this module defines a group of one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Group:
-    """A single process, which has all clients and waits for no other."""
+    """A group of a single process, which trains all clients. Groups of several processes override its methods."""
 
     rank = 0
     size = 1
@@ -23,47 +23,47 @@ class Group:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the files that a run has only once."""
+        """Whether this process is the one that writes the run's files."""
         return self.rank == 0
 
     def owner(self, client: int) -> int:
-        """Return the process that trains a client."""
+        """Return the rank of the process that trains a client."""
         return client % self.size
 
     def mine(self, clients: Iterable[int]) -> list[int]:
-        """Return the clients of this process, among some."""
+        """Return those of the given clients that this process trains."""
         return [c for c in clients if self.owner(c) == self.rank]
 
     def sum(self, own: Tree | None, weight: float, device: torch.device) -> tuple[Tree | None, float]:
-        """Return the sums over all processes of a tree and of a weight; None stands for a tree of zeros."""
+        """Return the sums of a tree and of a weight over all processes; None stands for a tree of zeros."""
         return own, weight
 
     def add_counts(self, own: Sequence[int]) -> list[int]:
-        """Return the sums over all processes of some counts."""
+        """Return the sums of several counts over all processes."""
         return [sum(counts) for counts in zip(*self.gather(list(own)), strict=True)]
 
     def require_same_run(self, description: Callable[[], Any], num_clients: int, server_sees: str) -> None:
-        """Refuse processes that were given different runs, and runs that several processes cannot share."""
+        """Refuse to continue if processes have different runs, or if several processes cannot share the run."""
 
     def stop(self) -> bool:
-        """Return whether the run is to stop after this round; all processes return the same."""
+        """Return whether the run must stop after this round; all processes return the same answer."""
         return self._should_stop()
 
     def gather(self, own: T) -> list[T]:
-        """Return the values of all processes."""
+        """Return the values of all processes, in the order of their ranks."""
         return [own]
 
     def each(self, clients: Iterable[int], own: Sequence[T]) -> list[T]:
-        """Return one value per client, from the values of the clients of this process."""
+        """Return one value per client, given the values of this process's clients."""
         parts = [iter(part) for part in self.gather(own)]
         return [next(parts[self.owner(c)]) for c in clients]
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """Return in all processes a value that the first one makes."""
+        """Return in all processes the value that the first process makes."""
         return self.gather(make() if self.first else None)[0]  # type: ignore[return-value]
 
     def after_first(self, work: Callable[[], T]) -> T:
-        """Let the first process work alone, then the others, which find its files on the disk."""
+        """Let the first process work alone, then the others, which find the first one's files on the disk."""
         if self.first:
             done = work()
             self.wait()

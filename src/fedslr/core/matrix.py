@@ -1,8 +1,8 @@
-"""π: a layer's tensor seen as a matrix, and low-rank factors of that matrix.
+"""The matrix π(x) of a layer's tensor x, and its low-rank factors.
 
 A convolution's weight (o, i, d₁, d₂) becomes the matrix (o·d₁, i·d₂), "scheme 2" of Idelbayev & Carreira-Perpiñán,
 Low-rank compression of neural nets (CVPR 2020): swap axes 1 and 2, then reshape. A linear weight is its own matrix.
-Kernels with another number of axes follow the same idea: the first half of them joins the outputs.
+For other numbers of kernel axes, the first half of the kernel axes joins the outputs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 
 def is_matrix(tensor: Tensor) -> bool:
-    """Return whether a parameter is treated as a matrix; norm scales and biases are not, and are sent dense."""
+    """Return whether a parameter is treated as a matrix. Scales of norms and biases are not; they are sent dense."""
     return tensor.ndim >= 2
 
 
 def _axes(ndim: int) -> tuple[list[int], int]:
-    """Return the axes of the rows followed by those of the columns, and the number of axes of the rows."""
+    """Return the axes of the rows followed by the axes of the columns, and the number of row axes."""
     kernel = list(range(2, ndim))
     half = (len(kernel) + 1) // 2
     return [0, *kernel[:half], 1, *kernel[half:]], 1 + half
@@ -47,7 +47,7 @@ def from_matrix(matrix: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class LowRank(NamedTuple):
-    """A tensor given as factors: π(tensor) = u vᵀ, with as many columns as its rank."""
+    """A tensor as low-rank factors: π(tensor) = u vᵀ, where u and v have as many columns as the rank."""
 
     u: Tensor
     v: Tensor
@@ -55,6 +55,7 @@ class LowRank(NamedTuple):
 
     @property
     def rank(self) -> int:
+        """The number of columns of both factors."""
         return self.u.shape[1]
 
     @property
@@ -63,9 +64,10 @@ class LowRank(NamedTuple):
         return self.u.numel() + self.v.numel()
 
     def dense(self) -> Tensor:
+        """Return the tensor π⁻¹(u vᵀ)."""
         return from_matrix(self.u @ self.v.mT, self.shape)
 
 
 def dense(tree: Mapping[str, Tensor | LowRank]) -> dict[str, Tensor]:
-    """Return a model with every tensor dense."""
+    """Return a model with dense tensors in place of all factors."""
     return {k: x.dense() if isinstance(x, LowRank) else x for k, x in tree.items()}

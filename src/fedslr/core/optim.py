@@ -1,4 +1,4 @@
-"""Loops over a client's batches: local steps, and the mean loss."""
+"""Loops over a client's batches: local gradient steps, and the mean loss."""
 
 from __future__ import annotations
 
@@ -31,13 +31,21 @@ def descend(
     Args:
         problem: The loss f and the weight decay wd.
         start: The first v.
-        batches: One step is made for every batch.
-        round: Its `lr` is the step size η.
-        correct: Changes the gradient of one tensor, from g, v and the same tensor of each tree in `given`.
-        given: Trees of the form of `start` that `correct` reads.
-        frozen: Parameters of the model that are not part of v and stay as they are.
-        offset: A tree that is added to v where the gradient is taken.
-        after: Applied to every tensor after its step, such as a proximal operator with step size η.
+        batches: The batches; every batch makes one step.
+        round: The round, whose `lr` is the step size η.
+        correct: A function that changes the gradient of one tensor, from g, v and the same tensor of every tree in
+            `given`. By default the gradient stays as it is.
+        given: Trees with the keys of `start` that `correct` reads.
+        frozen: Parameters of the model that are not part of v and do not change.
+        offset: A tree that is added to v before the gradient is computed.
+        after: A function of a tensor and η that is applied after every step, such as a proximal operator.
+
+    Returns:
+        The last v.
+
+    Example:
+        v = descend(problem, w, data.epochs(round.epochs), round)
+        v = descend(problem, w, batches, round, correct=lambda g, v, w: g + mu * (v - w), given=(w,))
     """
     lr, weight_decay = round.lr, problem.weight_decay
 

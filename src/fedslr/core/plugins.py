@@ -1,4 +1,4 @@
-"""Users' own code by name: `module:function` or `module:Class`, found on the Python path or in the current folder."""
+"""Import of users' own code as `module:function` or `module:Class`, from the Python path or the current folder."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ LIBRARIES = (
     "<string>",
     "<eval_with_key>",
 )
-"""The paths of code that is not the user's own; the last two are code that Python and PyTorch generate."""
+"""Beginnings of the paths of code that is not the user's own; Python and PyTorch generate the code of the last two."""
 
 
 def is_name(text: str) -> bool:
-    """Whether a text has the form module:name."""
+    """Return whether a text has the form module:name."""
     return NAME.fullmatch(text) is not None
 
 
 def function(where: str, text: str) -> Callable[..., Any]:
-    """Return the function that a person names as module:function."""
+    """Return the function that a user names as module:function; `where` is the recipe key for errors."""
     found = find(where, text)
     if not callable(found):
         raise FedslrError(f"{where}: got '{text}', which is a {type(found).__name__}, expected a function")
@@ -40,7 +40,7 @@ def function(where: str, text: str) -> Callable[..., Any]:
 
 
 def find(where: str, text: str) -> Any:
-    """Return the object that a person names as module:name; import its module if necessary."""
+    """Return the object that a user names as module:name; import its module if necessary."""
     module_name, _, name = text.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -48,9 +48,9 @@ def find(where: str, text: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        hint = "; leave out .py" if module_name.endswith(".py") else ""
+        hint = "; leave out .py" if module_name.endswith(".py") else "; correct the name"
         raise FedslrError(
-            f"{where}: got '{text}', but there is no module '{error.name}' here or on the path{hint}"
+            f"{where}: got '{text}', but there is no module '{error.name}' in this folder or on the Python path{hint}"
         ) from None
     except (Exception, SystemExit) as error:
         raise FedslrError(f"{where}: got '{text}', but importing it fails{_describe(error)}") from error
@@ -60,16 +60,16 @@ def find(where: str, text: str) -> Any:
 
 
 def _why_missing(module: ModuleType, name: str) -> str:
-    """Return why a module lacks a name, and what to do."""
+    """Return the reason why a module lacks a name, and advice."""
     own_file = f"{module.__name__}.py"
     if module.__name__ in sys.stdlib_module_names and Path(own_file).exists():
-        return f"{own_file} is called like a module of Python's own, which hides it; give it another name"
+        return f"Python has a module of the same name, which hides {own_file}; rename the file"
     known = [known for known in dir(module) if not known.startswith("_") and callable(getattr(module, known, None))]
     return f"'{module.__name__}' ({getattr(module, '__file__', 'built in')}) has no '{name}'; {suggest(name, known)}"
 
 
 def own_mistake(error: BaseException) -> str | None:
-    """Return a line for an error that passed through a person's own code, such as a model; None for any other."""
+    """Return one line about an error in a user's own code, such as a model; None for any other error."""
     return f"your code fails{_describe(error)}" if _own_lines(error) else None
 
 
@@ -78,7 +78,7 @@ def _own_lines(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the last line of a person's own code that led to an error, and the error."""
+    """Return the place in the user's own code that led to an error, and the error."""
     own = _own_lines(error)
     place = f" in {own[-1].filename}, line {own[-1].lineno}" if own else ""
     words = " ".join(" ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", []))]).split())

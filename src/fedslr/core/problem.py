@@ -14,7 +14,7 @@ from fedslr.core.types import Batch, Loss, Params
 
 @contextmanager
 def _as_tf32() -> Iterator[None]:
-    """Let a GPU round single-precision products to TF32."""
+    """Let a GPU round single-precision products to TF32 within the block."""
     backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [b.allow_tf32 for b in backends]
     try:
@@ -27,18 +27,28 @@ def _as_tf32() -> Iterator[None]:
 
 
 def gradients(loss: Tensor, wanted: Sequence[Tensor]) -> Sequence[Tensor]:
-    """∂loss/∂wanted: zeros where the loss does not depend on them, be it on none of them, such as an unused head."""
+    """Return ∂loss/∂x for every wanted x: zeros if the loss does not depend on x, as for an unused head."""
     if not loss.requires_grad:
         return [torch.zeros_like(x) for x in wanted]
     return torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
 
 
 class Problem:
-    """The learning problem: a model, a loss, a weight decay. Methods ask it for gradients."""
+    """The learning problem of a run: a model, a loss f and a weight decay wd. Methods ask it for gradients.
+
+    Args:
+        model: The model. Its own parameters are not changed: every function takes the parameters as an argument.
+        loss: A function of the outputs and the labels of a batch that returns the mean loss.
+        weight_decay: The weight of ½‖v‖² in every local loss.
+
+    Example:
+        g = problem.grad(v, batch)  # ∇f(v; batch) + wd·v
+        v = {k: x - round.lr * g[k] for k, x in v.items()}
+    """
 
     tf32 = False
-    """Whether a GPU may round the products of the model's gradients. Those of the method, such as low-rank factors, are
-    always computed in full."""
+    """Whether a GPU may round products in the model's gradients to TF32. A method's own products, such as those of
+    low-rank factors, are always computed in full precision."""
 
     def __init__(self, model: nn.Module, loss: Loss, weight_decay: float) -> None:
         self.model = model
@@ -47,7 +57,7 @@ class Problem:
         self._slots = self._find_slots()
 
     def _find_slots(self) -> list[tuple[dict[str, Any], str, str]]:
-        """Where the model looks up each trainable parameter; a shared one is looked up in several places."""
+        """Return the places in which the model looks up its trainable parameters; a shared parameter has several."""
         names = {p: name for name, p in self.model.named_parameters() if p.requires_grad}
         return [
             (module._parameters, key, names[p])
@@ -57,13 +67,14 @@ class Problem:
         ]
 
     def params(self) -> Params:
-        """The model's own trainable parameters."""
+        """Return a copy of the model's own trainable parameters."""
         return {k: p.detach().clone() for k, p in self.model.named_parameters() if p.requires_grad}
 
     def outputs(self, params: Params, x: Tensor, train: bool = False) -> Tensor:
+        """Return the model's outputs for inputs x, with these parameters, in evaluation or training mode."""
         if self.model.training != train:
             self.model.train(train)
-        # What torch.func.functional_call does, less its search for the slots: 7 % of a small model's step.
+        # torch.func.functional_call would search for the slots again: 7 % of a small model's step.
         own = [table[key] for table, key, _ in self._slots]
         try:
             for table, key, name in self._slots:
@@ -75,7 +86,7 @@ class Problem:
                 table[key] = p
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """f(params; batch), without weight decay."""
+        """Return the mean loss f(params; batch), without weight decay."""
         return self.loss_function(self.outputs(params, batch.x, train=True), batch.y)
 
     def loss_sum(self, params: Params, batch: Batch) -> Tensor:
@@ -83,7 +94,13 @@ class Problem:
         return self.loss(params, batch) * len(batch.y)
 
     def loss_grad(self, params: Params, batch: Batch, frozen: Params | None = None) -> Params:
-        """∇f(params; batch), without weight decay. Where `params` are part of the model, `frozen` is the rest."""
+        """Return the gradient of the loss, ∇f(params; batch), without weight decay.
+
+        Args:
+            params: The parameters to differentiate by.
+            batch: The inputs and labels.
+            frozen: The other parameters of the model, if `params` are only a part of them.
+        """
         free = {k: v.detach().requires_grad_() for k, v in params.items()}
         with self.products(), torch.enable_grad():
             loss = self.loss({**free, **frozen} if frozen else free, batch)
@@ -91,10 +108,10 @@ class Problem:
         return dict(zip(free, grads, strict=True))
 
     def products(self) -> AbstractContextManager[None]:
-        """The precision in which gradients are computed."""
+        """Return a context in which products have the precision of the model's gradients."""
         return _as_tf32() if self.tf32 else nullcontext()
 
     def grad(self, params: Params, batch: Batch, frozen: Params | None = None) -> Params:
-        """g(params) = ∇f(params; batch) + wd·params."""
+        """Return the gradient with weight decay, ∇f(params; batch) + wd·params; arguments as for `loss_grad`."""
         grads = self.loss_grad(params, batch, frozen)
         return {k: g.add(params[k], alpha=self.weight_decay) for k, g in grads.items()}

@@ -1,6 +1,6 @@
-"""Proximal operators and the norms they belong to: prox_{τ‖·‖}(x) = argmin_z ½‖z − x‖² + τ‖z‖.
+"""Proximal operators of the ℓ₁ norm and of the nuclear norm: prox_{τ‖·‖}(x) = argmin_z ½‖z − x‖² + τ‖z‖.
 
-The closed forms of appendix A.1 of the paper.
+The closed forms are those of the FedSLR paper, appendix A.1.
 """
 
 from __future__ import annotations
@@ -16,19 +16,14 @@ from fedslr.core.matrix import LowRank, is_matrix, to_matrix
 
 
 def soft_threshold(x: Tensor, threshold: Any) -> Tensor:
-    """prox of τ‖·‖₁: sign(x)·max(|x| − τ, 0), τ a number or a tensor. Zeros are exact."""
+    """Return prox_{τ‖·‖₁}(x) = sign(x)·max(|x| − τ, 0), where τ is a number or a tensor; zeros are exact."""
     return x - x.clamp(-threshold, threshold)
 
 
-def l1_norm(x: Tensor) -> Tensor:
-    """‖x‖₁."""
-    return x.abs().sum()
-
-
 def singular_value_threshold(x: Tensor, threshold: float) -> LowRank:
-    """prox of τ‖π(·)‖_*: the singular values soft-thresholded, U diag(max(σ − τ, 0)) Vᵀ, as factors.
+    """Return the factors of prox_{τ‖π(·)‖_*}(x) = U diag(max(σ − τ, 0)) Vᵀ, where π(x) = U diag(σ) Vᵀ.
 
-    Directions at or below the threshold are left out, so the rank of the result is counted, not estimated.
+    The factors contain no direction with σ ≤ τ, so their rank is the exact rank of the result.
     """
     u, s, vh = torch.linalg.svd(to_matrix(x), full_matrices=False)
     rank = int((s > threshold).sum())
@@ -36,7 +31,7 @@ def singular_value_threshold(x: Tensor, threshold: float) -> LowRank:
 
 
 def nuclear_norm(x: Tensor) -> Tensor:
-    """‖π(x)‖_*: the sum of the singular values."""
+    """Return ‖π(x)‖_*, the sum of the singular values."""
     values: Tensor = torch.linalg.svdvals(to_matrix(x))
     return values.sum()
 
@@ -44,9 +39,16 @@ def nuclear_norm(x: Tensor) -> Tensor:
 def low_rank(
     params: dict[str, Tensor], threshold: float, last: Mapping[str, Tensor | LowRank] | None = None
 ) -> dict[str, Tensor | LowRank]:
-    """Apply singular value thresholding to every layer; return one-dimensional parameters unchanged.
+    """Apply singular value thresholding to every layer of a model.
 
-    `last` is the result for similar parameters, if there is one. On a GPU it makes the computation faster.
+    Args:
+        params: The parameters of a model.
+        threshold: The threshold τ.
+        last: The result for similar parameters, such as those of the previous round. It speeds the computation up on a
+            GPU and does not change the result.
+
+    Returns:
+        Low-rank factors for every matrix; one-dimensional parameters unchanged.
     """
     layers = {k: x for k, x in params.items() if is_matrix(x)}
     if layers and all(x.is_cuda and x.dtype == torch.float32 for x in layers.values()):

@@ -1,4 +1,4 @@
-"""The one local training loop."""
+"""The local training loop, which engines may run in their own way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 @runtime_checkable
 class Walk(Protocol):
-    """Batches of an engine that runs the loop in its own way."""
+    """Batches of an engine that runs the training loop in its own way."""
 
     def scan(self, step: Callable[[Any, Any], Any], carry: Any) -> Any: ...
 
@@ -19,7 +19,13 @@ class Walk(Protocol):
 def scan(step: Callable[[Carry, Item], Carry], carry: Carry, batches: Iterable[Item]) -> Carry:
     """Carry a state through the batches: carry ← step(carry, batch).
 
-    An engine's batches may run the loop themselves.
+    Args:
+        step: A function of the state and a batch that returns the next state. It must not branch on values.
+        carry: The first state: a tensor, a tree, or a tuple of these.
+        batches: The batches of a client, from `data.epochs` or `data.pairs`.
+
+    Returns:
+        The last state.
     """
     if isinstance(batches, Walk):
         carried: Carry = batches.scan(step, carry)

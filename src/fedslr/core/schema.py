@@ -1,11 +1,9 @@
-"""Declared options: their types, rules and help, and one error message for a wrong value.
-
-A field is declared once, with its type, its rule and its help:
+"""Options of recipes, methods and Python calls: every option is declared once, with its type, rule and help.
 
     eta_g: Annotated[float, positive, "proximal step size of the server"] = 10.0
 
-`build` reads a table (a recipe, keyword arguments) into such a dataclass, `check` verifies an instance, and
-`describe` gives the command line its help.
+`build` makes such a dataclass from a table, such as a recipe's table or keyword arguments. `check` verifies an
+instance. `describe` returns the options for the command line's help.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import json
 import math
 import numbers
 import re
-import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -26,10 +23,12 @@ T = TypeVar("T")
 
 
 class Rule(NamedTuple):
-    """A condition on a value and its description."""
+    """A condition on an option's value."""
 
     words: str
+    """The condition in words, which follow "expected" and the type in an error."""
     holds: Callable[[Any], bool]
+    """A function that returns whether a value satisfies the condition."""
 
 
 positive = Rule("above 0", lambda v: v > 0)
@@ -44,7 +43,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def in_bytes(value: int | str) -> int | None:
-    """Return the bytes of a size such as 8GB, 500 MB or 1000; None for any other text."""
+    """Return the number of bytes in a size such as 8GB, 500 MB or 1000; None for any other text."""
     found = re.fullmatch(r"(\d{1,20}(?:\.\d+)?)\s*([KMGT]?B)?", str(value).strip().upper())
     return None if found is None else int(float(found[1]) * UNITS[found[2] or ""])
 
@@ -53,6 +52,7 @@ memory_size = Rule("such as 500MB or 8GB", lambda v: in_bytes(v) is not None)
 
 
 def one_of(*names: str) -> Rule:
+    """Return the rule that a value is one of some names."""
     return Rule(f"one of {', '.join(names)}", lambda v: v in names)
 
 
@@ -76,17 +76,11 @@ KINDS: dict[Any, str] = {
 
 def _parts(annotation: Any) -> tuple[tuple[Any, ...], list[Rule], str]:
     """Return the plain types, the rules and the help of an annotation."""
-    rules: list[Rule] = []
-    text = ""
+    extras: list[Any] = []
     if typing.get_origin(annotation) is typing.Annotated:
         annotation, *extras = typing.get_args(annotation)
-        rules = [e for e in extras if isinstance(e, Rule)]
-        text = next((e for e in extras if isinstance(e, str)), "")
-    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
-        return (annotation,), rules, text
-    parts = [_parts(part) for part in typing.get_args(annotation)]
-    kinds = tuple(kind for kinds, _, _ in parts for kind in kinds)
-    return kinds, [*rules, *(rule for _, inner, _ in parts for rule in inner)], text or "".join(t for *_, t in parts)
+    kinds = typing.get_args(annotation) or (annotation,)
+    return kinds, [e for e in extras if isinstance(e, Rule)], next((e for e in extras if isinstance(e, str)), "")
 
 
 def _words(kinds: tuple[Any, ...], rules: list[Rule]) -> str:
@@ -97,7 +91,7 @@ def _words(kinds: tuple[Any, ...], rules: list[Rule]) -> str:
 
 
 def _is_kind(value: Any, kind: Any) -> bool:
-    """Return whether a value is of a kind. Integers (also numpy's) are numbers; booleans are not."""
+    """Return whether a value has a type. Integers, also those of numpy, are numbers; booleans are not."""
     if kind is float:
         return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
@@ -106,7 +100,7 @@ def _is_kind(value: Any, kind: Any) -> bool:
 
 
 def show(value: Any) -> str:
-    """Return a value as the person wrote it, cut to 60 characters."""
+    """Return a value as the user wrote it, cut to 60 characters."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):
@@ -115,7 +109,7 @@ def show(value: Any) -> str:
 
 
 def check_value(name: str, value: Any, annotation: Any) -> Any:
-    """Return a value as its declared type; refuse a value of another type or outside the rules."""
+    """Return a value as its declared type; refuse a value of another type or against a rule."""
     kinds, rules, _ = _parts(annotation)
     if value is None and type(None) in kinds:
         return None
@@ -126,6 +120,7 @@ def check_value(name: str, value: Any, annotation: Any) -> Any:
 
 
 def hints(cls: type) -> dict[str, Any]:
+    """Return the annotations of a dataclass's fields, with their rules and help."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
@@ -134,7 +129,7 @@ def fields(cls: type) -> list[str]:
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
-    """Return a dataclass made from a table; refuse unknown keys and wrong values."""
+    """Return a dataclass made from a table; refuse unknown keys and wrong values. `where` names the table in errors."""
     known = fields(cls)
     for key in table:
         if key not in known:
@@ -147,7 +142,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
 
 
 def check(instance: Any) -> None:
-    """Verify every field of a dataclass instance; integers in fields of type float become floats."""
+    """Verify every field of a dataclass instance, and convert integers in fields of type float to floats."""
     annotations = hints(type(instance))
     for name in fields(type(instance)):
         value = check_value(name, getattr(instance, name), annotations[name])
@@ -155,7 +150,7 @@ def check(instance: Any) -> None:
 
 
 def describe(cls: type) -> list[Option]:
-    """Return every option of a dataclass: its name, kind, default and help."""
+    """Return all options of a dataclass."""
     annotations = hints(cls)
     options = []
     for f in dataclasses.fields(cls):
@@ -163,3 +158,11 @@ def describe(cls: type) -> list[Option]:
         default = None if f.default is dataclasses.MISSING else f.default
         options.append(Option(f.name, _words(kinds, rules), default, text))
     return options
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one table with dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        out |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return out

@@ -1,12 +1,13 @@
 """Singular value thresholding of a whole model on a GPU.
 
-A matrix's singular values are the roots of the eigenvalues of its Gram matrix, which has the matrix's smaller side and
-which a GPU decomposes several times faster than it computes a singular value decomposition. Squaring halves the digits
-of small singular values, so all of it is done in double precision for matrices in single precision.
+The singular values of a matrix are the square roots of the eigenvalues of its Gram matrix. A GPU decomposes the Gram
+matrix of the smaller side several times faster than it computes a singular value decomposition. Squaring halves the
+number of correct digits of small singular values, so matrices in single precision are decomposed in double precision.
 
-Of a large matrix few singular values are above the threshold once training has gone on for a while, and their vectors
-are near those of the round before. From there some steps of subspace iteration lead to them, and a Cholesky
-decomposition of what is left proves that there are no others: the rank is as exact as by decomposing the Gram matrix.
+After some training, a large matrix has few singular values above the threshold, and their vectors are close to those
+of the previous round. A few steps of subspace iteration from these vectors find them. A Cholesky decomposition of the
+remainder then proves that no other singular value is above the threshold: the rank is as exact as that of a full
+decomposition.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def threshold_all(
 ) -> dict[str, LowRank]:
     """Apply `prox.singular_value_threshold` to every layer.
 
-    `last` is the result of the previous round, near which the iteration starts.
+    The iteration starts from `last`, the result of the previous round.
     """
     before = last or {}
     matrices = {name: to_matrix(x) for name, x in layers.items()}
@@ -44,13 +45,13 @@ def threshold_all(
             found = None if start is None else _iterate(tall, start.double(), threshold)
             return _threshold_by_gram(tall, threshold) if found is None else found
 
-    # The library behind it must be loaded by one thread, before others use it.
+    # One thread must load the linear algebra library before other threads use it.
     _load_library(device)
-    # A decomposition waits for the GPU again and again; several at a time keep it busy.
+    # A decomposition often waits for the GPU; several decompositions at a time keep the GPU busy.
     found = dict(zip(by_size, _thread_pool().map(decompose, by_size), strict=True))
     ranks = torch.stack([found[name][2] for name in layers]).tolist()
     if min(ranks) < 0:
-        raise LinAlgError("a layer has numbers that are not finite")
+        raise LinAlgError("a layer has values that are not finite (NaN or infinity)")
     return {
         name: _factors(layers[name], matrices[name], *found[name][:2], rank)
         for name, rank in zip(layers, ranks, strict=True)
@@ -69,7 +70,7 @@ def _thread_pool() -> ThreadPoolExecutor:
 
 @contextmanager
 def _on_own_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Run on a stream of this thread, after the work queued on the given stream and before its later work."""
+    """Run the block on a stream of this thread: after the work queued on the given stream, before its later work."""
     if stream is None:
         yield
         return
@@ -85,7 +86,10 @@ _thread_streams = threading.local()
 
 
 def _threshold_by_gram(tall: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return U·max(σ − τ, 0), V and the number of singular values above τ, largest first; −1 if one is NaN."""
+    """Return U·max(σ − τ, 0), V and the number of singular values above τ, largest first.
+
+    The number is −1 if a singular value is not finite.
+    """
     values, vectors = torch.linalg.eigh(tall.mT @ tall)
     values, vectors = values.flip(-1).clamp_min(0).sqrt(), vectors.flip(-1)
     shrunk = torch.where(values > threshold, 1 - threshold / values, 0.0)
@@ -94,20 +98,20 @@ def _threshold_by_gram(tall: Tensor, threshold: float) -> tuple[Tensor, Tensor, 
 
 
 MIN_ITERATED_SIDE = 512
-"""The smaller side from which on subspace iteration is faster than a decomposition."""
+"""The smallest side of a matrix for which subspace iteration is faster than a decomposition."""
 MIN_SIDE_PER_RANK = 8
-"""Iteration is used only if the smaller side is at least so many times the previous rank."""
+"""The smallest ratio of the smaller side to the previous rank for which iteration is used."""
 EXTRA_DIRECTIONS = 24
-"""Random directions that are iterated beside those of the previous round."""
+"""The number of random directions that are iterated together with those of the previous round."""
 MAX_ITERATIONS = 12
 RESIDUAL_TOLERANCE = 1e-7
 """The largest ‖G·v − λ·v‖ of an accepted eigenvector, in units of the threshold's square."""
 MAX_GROWTH_RATIO = 1e7
-"""How much more one direction may grow in an iteration than another."""
+"""The largest ratio of the growth of two directions in one iteration."""
 
 
 def _previous_directions(matrix: Tensor, last: Tensor | LowRank | None) -> Tensor | None:
-    """Return the right singular vectors of the previous round, if the matrix is large and they were few."""
+    """Return the right singular vectors of the previous round if the matrix is large and its rank was low."""
     small = min(matrix.shape)
     if not isinstance(last, LowRank) or small < MIN_ITERATED_SIDE or MIN_SIDE_PER_RANK * last.rank > small:
         return None
@@ -115,10 +119,10 @@ def _previous_directions(matrix: Tensor, last: Tensor | LowRank | None) -> Tenso
 
 
 def _iterate(tall: Tensor, start: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return what `_threshold_by_gram` returns, found near `start`; None if it cannot be proved to be complete.
+    """Return the result of `_threshold_by_gram`, found by iteration from `start`; None if completeness is not proved.
 
-    Subspace iteration on the Gram matrix G, accelerated by Chebyshev polynomials. Eigenvectors are set aside as they
-    are found, the largest first, and taken out of the matrix.
+    The method is subspace iteration on the Gram matrix G, accelerated by Chebyshev polynomials. Eigenvectors that have
+    converged are removed from the matrix, those with the largest eigenvalues first.
     """
     gram, square = tall.mT @ tall, threshold * threshold
     left, found, squares = gram, start[:, :0], start.new_zeros(0)
@@ -145,9 +149,9 @@ def _iterate(tall: Tensor, start: Tensor, threshold: float) -> tuple[Tensor, Ten
 
 
 def _chebyshev(matrix: Tensor, basis: Tensor, top: float, edge: float) -> Tensor:
-    """A Chebyshev polynomial of a matrix times a basis: directions with eigenvalues above `edge` grow.
+    """Return a Chebyshev polynomial of a matrix times a basis: directions with eigenvalues above `edge` grow.
 
-    The degree is such that the one of the largest eigenvalue does not outgrow the others by too much.
+    The degree is limited so that the direction of the largest eigenvalue outgrows others by `MAX_GROWTH_RATIO` at most.
     """
     degree = max(1, min(12, int(acosh(MAX_GROWTH_RATIO) / acosh(max(2 * top / edge - 1, 1.01)))))
     last, this = basis, matrix @ basis * (2 / edge) - basis
@@ -160,9 +164,9 @@ def _chebyshev(matrix: Tensor, basis: Tensor, top: float, edge: float) -> Tensor
 def _proved(
     tall: Tensor, gram: Tensor, found: Tensor, squares: Tensor, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the result, if no other singular value is above the threshold; None if this cannot be proved.
+    """Return the result if no other singular value is above the threshold; None if this is not proved.
 
-    Then τ²I − (I − VVᵀ)G(I − VVᵀ) is positive definite, and has a Cholesky decomposition.
+    The proof is a Cholesky decomposition of τ²I − (I − VVᵀ)G(I − VVᵀ): it exists if this matrix is positive definite.
     """
     image = gram @ found
     side = found @ image.mT
@@ -175,9 +179,9 @@ def _proved(
 
 
 def _orthonormal(columns: Tensor, to: Tensor) -> Tensor | None:
-    """An orthonormal basis of what some columns span, orthogonal `to` some others.
+    """Return an orthonormal basis of the span of some columns, orthogonal to the columns of `to`.
 
-    None if they depend on each other too much to tell. Twice, for the first time leaves some error.
+    Return None if the columns are numerically dependent. The second pass removes the rounding error of the first one.
     """
     for _ in range(2):
         columns = columns - to @ (to.mT @ columns)
@@ -188,7 +192,7 @@ def _orthonormal(columns: Tensor, to: Tensor) -> Tensor | None:
 
 @functools.cache
 def _extra_directions(size: int, device: torch.device) -> Tensor:
-    """Some directions, always the same."""
+    """Return random directions that depend on the size only."""
     generator = torch.Generator().manual_seed(size)
     drawn: Tensor = torch.randn(size, EXTRA_DIRECTIONS, generator=generator, dtype=torch.float64) / size**0.5
     return drawn.to(device)
@@ -199,7 +203,7 @@ def _tall(m: Tensor) -> Tensor:
 
 
 def _factors(x: Tensor, matrix: Tensor, left: Tensor, right: Tensor, rank: int) -> LowRank:
-    """The first `rank` directions, in the layer's own precision and the right way up."""
+    """Return the first `rank` directions as factors in the layer's precision, transposed if the matrix was wide."""
     u, v = (side[:, :rank].to(x.dtype).contiguous() for side in (left, right))
     if matrix.shape[0] < matrix.shape[1]:
         u, v = v, u

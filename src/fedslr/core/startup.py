@@ -1,4 +1,4 @@
-"""Ctrl-C while the command line is still importing PyTorch, which takes seconds."""
+"""Handling of ctrl-C while the command line imports PyTorch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedslr.core.errors import INTERRUPTED
 
 
 def exit_on_ctrl_c_while_importing() -> None:
-    """Let ctrl-C end the `fedslr` program with one line until `finish_importing` is called; do nothing elsewhere.
+    """Let ctrl-C end the `fedslr` program with one line until `finish_importing` is called; ignore other programs.
 
-    A KeyboardInterrupt would pass through half-imported modules, and some of them treat it as a failure of their own.
+    A KeyboardInterrupt would pass through half-imported modules, and some of them treat it as their own failure.
     """
     is_program = any(Path(word).stem == "fedslr" for word in sys.orig_argv[1:3])
     if is_program and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -21,7 +21,7 @@ def exit_on_ctrl_c_while_importing() -> None:
 
 
 def finish_importing() -> None:
-    """Give ctrl-C its usual meaning again."""
+    """Restore the usual meaning of ctrl-C."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""States and ledgers as plain trees that can be stored."""
+"""Conversion of states and ledgers to plain trees, which can be stored."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fedslr.core.tree import Tree
 
 
 def plain(state: Any) -> Tree:
-    """Return a NamedTuple of Params, a tree or `()` as a tree that can be written."""
+    """Return a NamedTuple of Params, a tree or `()` as a plain tree."""
     if hasattr(state, "_asdict"):
         return dict(state._asdict())
     return state if isinstance(state, dict) else {}
 
 
 def restore(like: Any, tree: Tree) -> Any:
-    """Return the state that `plain` made a tree of; `like` is a state of the same kind."""
+    """Return the state that `plain` converted to a tree; `like` is any state of the same method."""
     if isinstance(like, dict):
         return tree
     if not hasattr(like, "_fields"):
@@ -24,6 +24,7 @@ def restore(like: Any, tree: Tree) -> Any:
     if tree.keys() != set(like._fields):
         kept, wanted = (", ".join(sorted(names)) or "nothing" for names in (tree, like._fields))
         raise CheckpointError(
-            f"the checkpoint's {type(like).__name__} has {kept}, but the method's has {wanted}; restore its code"
+            f"the checkpoint's {type(like).__name__} has the fields {kept}, but the method's has {wanted}; restore the "
+            "method's earlier code"
         )
     return type(like)(**tree)

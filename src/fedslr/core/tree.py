@@ -1,4 +1,4 @@
-"""Arithmetic on Params: a model, a gradient, a dual are all dictionaries of tensors, possibly nested."""
+"""Arithmetic on trees: dictionaries of tensors, possibly nested, such as a model, a gradient or a dual."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 Tree = dict[str, Any]
 
 Mapper = Callable[[Callable[..., Any], list[list[Any]]], list[Any]]
-"""Applies a function to the leaves of several trees; returns the leaves of the result."""
+"""A function that applies a given function to the leaves of several trees and returns the leaves of the result."""
 
 _mapper: ContextVar[Mapper | None] = ContextVar("mapper", default=None)
 
 
 @contextmanager
 def mapped_by(mapper: Mapper) -> Iterator[None]:
-    """Let an engine compute `map` within the block, all leaves at once."""
+    """Compute `map` with an engine's mapper within the block: all leaves at once."""
     token = _mapper.set(mapper)
     try:
         yield
@@ -29,11 +29,20 @@ def mapped_by(mapper: Mapper) -> Iterator[None]:
 
 
 def map(fn: Callable[..., Any], first: Tree, *rest: Tree) -> Tree:
-    """Apply an element-wise `fn` leaf by leaf to trees of the same shape."""
+    """Apply an element-wise function to the corresponding leaves of several trees with the same keys.
+
+    Args:
+        fn: A function of one tensor per tree.
+        first: The first tree. The result has its keys, in its order.
+        *rest: The other trees.
+
+    Example:
+        tree.map(lambda v, w: v - w, model, start)
+    """
     mapper = _mapper.get()
     if mapper is None:
         return _map(fn, first, rest)
-    made = iter(mapper(fn, [leaves(first), *(_aligned(first, tree) for tree in rest)]))
+    made = iter(mapper(fn, [leaves(tree, first) for tree in (first, *rest)]))
     return _map(lambda leaf: next(made), first, ())
 
 
@@ -45,31 +54,26 @@ def _map(fn: Callable[..., Any], first: Tree, rest: tuple[Tree, ...]) -> Tree:
     return out
 
 
-def _aligned(first: Tree, other: Tree) -> list[Any]:
-    """Return the leaves of a tree in the order of the first tree's keys."""
-    out: list[Any] = []
-    for key, leaf in first.items():
-        out.extend(_aligned(leaf, other[key]) if isinstance(leaf, dict) else [other[key]])
-    return out
-
-
 def zeros(params: Tree) -> Tree:
+    """Return zeros of the shapes of a tree."""
     return map(torch.zeros_like, params)
 
 
 def add(a: Tree, b: Tree) -> Tree:
+    """Return a + b."""
     return map(torch.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
+    """Return a − b."""
     return map(torch.sub, a, b)
 
 
-def leaves(tree: Tree) -> list[Any]:
-    """Return the leaves in the order of the keys."""
+def leaves(tree: Tree, order: Tree | None = None) -> list[Any]:
+    """Return the leaves in the order of the keys of `order`; by default in the order of the tree's own keys."""
     out: list[Any] = []
-    for leaf in tree.values():
-        out.extend(leaves(leaf) if isinstance(leaf, dict) else [leaf])
+    for key, like in (tree if order is None else order).items():
+        out.extend(leaves(tree[key], like) if isinstance(like, dict) else [tree[key]])
     return out
 
 
@@ -84,7 +88,7 @@ def norm(a: Tree) -> Tensor:
 
 
 class Mean:
-    """A running weighted mean Σ weight·tree / Σ weight, which holds a single tree."""
+    """A running weighted mean Σ weight·tree / Σ weight. It keeps a single tree in memory."""
 
     def __init__(self) -> None:
         self.sum: Tree | None = None
@@ -93,6 +97,7 @@ class Mean:
         """Σ weight."""
 
     def add(self, tree: Tree, weight: float = 1.0) -> None:
+        """Add a tree."""
         self.add_sum(map(lambda x: x * weight, tree), weight)
 
     def add_sum(self, weighted: Tree, weight: float) -> None:
@@ -101,6 +106,7 @@ class Mean:
         self.weight += weight
 
     def value(self) -> Tree:
+        """Return the mean of the added trees."""
         if self.sum is None:
             raise ValueError("the mean of nothing is not defined")
         total = self.weight

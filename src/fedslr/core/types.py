@@ -8,32 +8,37 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 Params = dict[str, Tensor]
-"""A model, a gradient, a dual: one tensor for every trainable parameter of the model."""
+"""A model, a gradient or a dual: one tensor for every trainable parameter of the model, by the parameter's name."""
 
 
 Payload = dict[str, Any]
-"""The content of a message: names to tensors, low-rank factors or nested dictionaries."""
+"""The content of a message: tensors, low-rank factors or nested dictionaries, by name."""
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Outputs and targets of a batch to their mean loss."""
+"""A function of the outputs and the labels of a batch that returns the mean loss."""
 
 
 class Batch(NamedTuple):
+    """A batch of a client's training data."""
+
     x: Tensor
+    """The inputs."""
     y: Tensor
+    """The labels."""
 
 
 class Round(NamedTuple):
-    """The number and the step sizes of a round, for a client that trains in it."""
+    """The number, the step sizes and the epochs of a round."""
 
     number: int
-    """Counted from 0."""
+    """The round's number, counted from 0."""
     total: int
+    """The number of rounds of the run."""
     lr: float
     """The local step size η of this round."""
     decay: float
-    """The factor on every decaying step size: η over its first value."""
+    """The factor on every decaying step size: η divided by its value in the first round."""
     epochs: int
     """Passes over the data for the global part."""
     personal_epochs: int
@@ -41,22 +46,28 @@ class Round(NamedTuple):
 
 
 class LocalData(Protocol):
-    """One client's training data, as an engine hands it to `local_update`."""
+    """One client's training data, as `local_update`, `personalize` and `personal_model` receive it."""
 
     num_examples: int
+    """The number of training samples; may be a tensor."""
     client: Any
-    """The client's number."""
+    """The client's number; may be a tensor."""
 
     def epochs(self, count: int, phase: int = 0) -> Iterable[Batch]:
-        """The batches of `count` freshly shuffled passes; each phase of a method has shuffles of its own."""
+        """Return the batches of several passes over the data.
+
+        Args:
+            count: The number of passes. Every pass is shuffled anew.
+            phase: The number of a method's training phase. Every phase has its own shuffles.
+        """
         ...
 
     def pairs(self, count: int, phase: int = 0) -> Iterable[tuple[Batch, Batch]]:
-        """The same batches, each with the next one of its epoch; the last with the first."""
+        """Return the batches of `epochs`, each with the next batch of its pass; the last batch has the first one."""
         ...
 
     def first_batch(self, phase: int = 0) -> Batch:
-        """The first batch of `epochs`."""
+        """Return the first batch of `epochs`."""
         ...
 
     def steps(self, count: int) -> int:

@@ -1,4 +1,4 @@
-"""Datasets, partitions over clients, and batches. `load` makes a federation from a dataset's name."""
+"""Datasets, their partitions over clients, and batches. `load` returns a federation by the name of its dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random flips and crops of a batch of images, drawn from a seed: the same in every engine."""
+"""Random flips and crops of a batch of images, drawn from a seed, so that every engine makes the same ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FlipsAndCrops(NamedTuple):
     """Whether the image is mirrored horizontally."""
     top: Any
     left: Any
-    """The crop's first row and column in the padded image; the padding itself leaves the image as it is."""
+    """The first row and column of the crop in the padded image; the padding as value does not shift the image."""
 
 
 def draw_flips_and_crops(count: int, padding: int, rng: np.random.Generator) -> FlipsAndCrops:
@@ -28,7 +28,7 @@ def draw_flips_and_crops(count: int, padding: int, rng: np.random.Generator) -> 
 
 
 def apply_flips_and_crops(x: Tensor, padding: int, drawn: FlipsAndCrops) -> Tensor:
-    """Return the images flipped and cropped after zero-padding."""
+    """Return the images, flipped, zero-padded and cropped as drawn."""
     count, _, height, width = x.shape
     columns = torch.arange(width, device=x.device)
     columns = torch.where(drawn.flip[:, None], width - 1 - columns, columns)
@@ -40,6 +40,6 @@ def apply_flips_and_crops(x: Tensor, padding: int, drawn: FlipsAndCrops) -> Tens
 
 
 def flip_and_crop(x: Tensor, padding: int, rng: np.random.Generator) -> Tensor:
-    """Return the images flipped and cropped at random."""
+    """Return the images, flipped and cropped at random."""
     drawn = draw_flips_and_crops(len(x), padding, rng)
     return apply_flips_and_crops(x, padding, FlipsAndCrops(*(torch.from_numpy(part).to(x.device) for part in drawn)))

@@ -1,4 +1,4 @@
-"""Seeded shuffles: every engine sees the same batches, and a resumed run repeats them."""
+"""Seeded batches: every engine sees the same batches, and a resumed run repeats them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from fedslr.data.augment import flip_and_crop
 from fedslr.data.normalization import Normalization, inputs
 
 EVALUATION_ROUND = 2**31
-"""The round number that seeds the batches of personal models that adapt when they are evaluated."""
+"""The round number that seeds the batches of personal models that train when they are evaluated."""
 
 
 class ShuffledData:
-    """A client's training data in tensors: every epoch a fresh seeded shuffle cut into consecutive batches.
+    """The batches of a client's training data (a `LocalData`).
 
-    A short last batch is kept. 8-bit images are normalised an epoch at a time, then flipped and cropped.
+    Every epoch is a new seeded shuffle, cut into consecutive batches; the last batch may be short. 8-bit images are
+    normalised an epoch at a time, then flipped and cropped.
     """
 
     def __init__(

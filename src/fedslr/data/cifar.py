@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100: Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009).
 
-Both published versions are read: the binary one, and the Python one without executing any code in it.
+Both published versions can be read: the binary version, and the Python version without executing code in it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class ArchiveFolder(NamedTuple):
 
 
 class CifarFormat(NamedTuple):
-    """The files of a CIFAR dataset in its binary and its Python version."""
+    """The files of a CIFAR dataset in the binary and in the Python version."""
 
     num_classes: int
     label_bytes: int
-    """Bytes before an image in the binary version; the last one is its label."""
+    """Bytes before an image in the binary version; the last of these bytes is the label."""
     label_key: bytes
-    """Key of the labels in the Python version."""
+    """The key of the labels in the Python version."""
     binary: ArchiveFolder
     python: ArchiveFolder
     normalization: Normalization
@@ -58,7 +58,7 @@ CIFAR100 = CifarFormat(
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that knows numpy's arrays and nothing that could execute code."""
+    """An unpickler that accepts numpy arrays only, so that a file cannot execute code."""
 
     MODULES: ClassVar = {
         ("numpy", "ndarray"): "numpy",
@@ -73,7 +73,7 @@ class ArrayUnpickler(pickle.Unpickler):
 
 
 def read_batch(path: Path, cifar: CifarFormat) -> tuple[Array, Array]:
-    """Return the images and labels of a published file."""
+    """Return the images and the labels of a published file."""
     try:
         pixels, labels = _read_binary(path, cifar) if path.suffix == ".bin" else _read_pickle(path, cifar)
         images = pixels.reshape(len(labels), 3, 32, 32)
@@ -81,7 +81,7 @@ def read_batch(path: Path, cifar: CifarFormat) -> tuple[Array, Array]:
             raise ValueError(f"expected 8-bit images with labels from 0 to {cifar.num_classes - 1}")
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise FedslrError(f"{path}: cannot be read as a batch of CIFAR ({reason}); download it again") from None
+        raise FedslrError(f"{path}: fedslr cannot read this CIFAR batch ({reason}); download it again") from None
     return images, labels.astype(np.int64)
 
 

@@ -1,32 +1,51 @@
-"""One client's data, and the checks that it passes before a client trains on it."""
+"""One client's data: users' arrays as tensors, and the checks before a client trains on them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedslr.core.errors import FedslrError
-from fedslr.data.arrays import require_finite
+from fedslr.core.errors import FedslrError, FedslrWarning
 
 ARRAY_NAMES = ("x", "y", "x_test", "y_test")
+
+LABEL_ENCODING = "numpy.searchsorted(names, y) with one sorted list of all class names for all clients"
+"""The way to encode class names as integers from 0 that are the same at every client."""
+
+MAX_SPARSE_CLASSES, MAX_CLASSES_PER_LABEL = 100, 20
+"""Labels are refused as codes (dates, article numbers) if they imply more classes than the first constant, and more
+classes per occurring label than the second constant: a model with a score for each class would fill the memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's inputs and labels for training and for testing. Images may be 8-bit."""
+    """One client's inputs and labels, for training and for testing.
+
+    The first axis of every tensor counts samples. Inputs are floating-point numbers, integers such as tokens, or 8-bit
+    images. Labels are integers from 0 (int64).
+    """
 
     x: Tensor
+    """Training inputs."""
     y: Tensor
+    """Training labels."""
     x_test: Tensor
+    """Test inputs; may be empty."""
     y_test: Tensor
+    """Test labels; may be empty."""
 
     def __repr__(self) -> str:
         return f"<{len(self.y)} training and {len(self.y_test)} test samples>"
 
     def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
+        """Return the data on a device, with floating-point inputs as `dtype`; integer inputs keep their type."""
+
         def inputs(x: Tensor) -> Tensor:
             return x.to(device, dtype) if x.is_floating_point() else x.to(device)
 
@@ -38,14 +57,35 @@ def client_label(index: int, names: Sequence[str] | None) -> str:
     return f"client '{names[index]}'" if names is not None and index < len(names) else f"client {index}"
 
 
+def as_tensor(where: str, array: Any, labels: bool = False) -> Tensor:
+    """Return a copy of an array of numbers, or of integer class labels, as a tensor; masked entries become NaN."""
+    try:
+        if isinstance(array, Tensor) and not labels:
+            return array.detach().clone()
+        copy = np.array(np.ma.filled(array.detach().cpu().numpy() if isinstance(array, Tensor) else array, np.nan))
+        if labels:
+            # An empty list of labels is an array of floats.
+            copy = copy.astype(np.int64, casting="same_kind" if copy.size else "unsafe")
+        return torch.from_numpy(copy.astype(copy.dtype.newbyteorder("="), copy=False))
+    except (TypeError, ValueError) as error:
+        kind = f"integer class labels (encode class names by {LABEL_ENCODING})" if labels else "an array of numbers"
+        raise FedslrError(f"{where} is not {kind}: {' '.join(str(error).split())}") from error
+
+
+def require_finite(where: str, x: Tensor) -> None:
+    """Refuse inputs that are not finite in single precision, the type that models compute in."""
+    if x.is_floating_point() and not bool(torch.isfinite(x.float()).all()):
+        raise FedslrError(f"{where} has values that are not finite (NaN, infinity, above 3.4e38); clean the data first")
+
+
 def validate_client(label: str, client: ClientData, input_shape: Sequence[int], num_classes: int) -> None:
-    """Refuse inputs that have another shape or are not finite, and labels that do not fit to them."""
+    """Refuse inputs of a wrong shape, inputs that are not finite, and labels that do not match the inputs."""
     for part, x, y in (("", client.x, client.y), ("_test", client.x_test, client.y_test)):
         if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1:] != tuple(input_shape) or not (len(x) or part):
             expected = ", ".join(map(str, input_shape)) or "features"
             raise FedslrError(
                 f"{label}: x{part} is a {type(x).__name__} of shape {list(x.shape)}, expected a tensor of shape "
-                f"[samples, {expected}]; every client needs training samples, and all need one input shape"
+                f"[samples, {expected}]; every client needs training samples, and all clients need inputs of one shape"
             )
         lowest, highest = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
         if y.dtype != torch.int64 or y.shape != x.shape[:1] or lowest < 0 or highest >= num_classes:
@@ -54,3 +94,25 @@ def validate_client(label: str, client: ClientData, input_shape: Sequence[int], 
                 f" expected one label from 0 to {num_classes - 1} of type torch.int64 for each of {len(x)} samples"
             )
         require_finite(f"{label}: x{part}", x)
+
+
+def count_classes(clients: Sequence[ClientData], names: Sequence[str] | None) -> int:
+    """Return the highest label plus 1; refuse labels that are codes, and warn of labels that never occur."""
+    highest = [max((int(y.max()) for y in (c.y, c.y_test) if y.numel()), default=0) for c in clients]
+    classes = max(highest) + 1
+    label = client_label(highest.index(classes - 1), names)
+    occurring = torch.cat([y.flatten() for c in clients for y in (c.y, c.y_test)]).unique().tolist()
+    if classes > MAX_SPARSE_CLASSES and classes > MAX_CLASSES_PER_LABEL * len(occurring):
+        raise FedslrError(
+            f"{label}: y: the highest label is {classes - 1}, but only {len(occurring)} different labels occur; "
+            f"encode C classes as labels from 0 to C − 1, for instance by {LABEL_ENCODING}"
+        )
+    if missing := sorted(set(range(classes)).difference(occurring)):
+        listed = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        warnings.warn(
+            f"y: the highest label is {classes - 1} ({label}), so fedslr counts {classes} classes, but label {listed} "
+            "never occurs; number the classes from 0 without gaps if that is not intended",
+            FedslrWarning,
+            stacklevel=3,
+        )
+    return classes

@@ -1,4 +1,4 @@
-"""Pooled data, before its partition over clients."""
+"""Pooled datasets, before their partition over clients."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Dataset(NamedTuple):
     test_samples: int
     """The default number of test samples per client."""
     crop_padding: int = 0
-    """Zero pixels around an image for random crops; 0 takes training images as they are."""
+    """Zero pixels around a training image before it is cropped at random; 0 disables flips and crops."""
     normalization: Normalization | None = None
-    """The normalization of 8-bit images; None takes inputs as they are."""
+    """The normalization of 8-bit images; None leaves inputs as they are."""
     class_names: tuple[str, ...] | None = None
     """The names of the classes, from class 0 on."""
 
     def client(self, train: Indices, test: Indices) -> ClientData:
-        """Return the data of a client that holds these samples."""
+        """Return the data of a client with these training and test samples, given as indices."""
 
         def part(x: Tensor, samples: Indices) -> Tensor:
-            # numpy copies whole images; torch copies number by number, in threads that wait for each other.
+            # numpy copies whole images at once; torch copies single elements, in threads that wait for each other.
             return torch.from_numpy(x.numpy()[samples])
 
         return ClientData(part(self.x, train), part(self.y, train), part(self.x_test, test), part(self.y_test, test))

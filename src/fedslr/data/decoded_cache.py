@@ -1,24 +1,20 @@
 """Decoded datasets on the disk, so that images are decoded once.
 
-    ROOT/.fedslr-cache/cifar10/
-      manifest.json               names every array's file with its SHA-256, and what it was made from
-      x-1f0c53a97be2d840.npy …    named by its SHA-256, so that two processes that make it make the same file
+    ROOT/.fedslr-cache/cifar10/3f0c53a97be2d840/x.npy, y.npy, …
 
-Array files are written first and the manifest last; each is flushed and renamed into place. A cache is used only if its
-sources have the names, sizes and times they had and every byte is as it was written; otherwise it is made again. If
-nothing can be written, datasets are decoded each time.
+The inner folder is named by a digest of the names, sizes and times of the source files, so changed sources are decoded
+again. The folder is written and flushed under a temporary name and then renamed: it is complete or missing. If the disk
+refuses to be written, the dataset is decoded each time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import threading
-import time
+import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -26,23 +22,19 @@ from typing import Any
 
 import numpy as np
 
-from fedslr.core.durable import sync_folder, write_durably
-from fedslr.core.errors import StorageError
+from fedslr.core.durable import sync_folder
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
 CACHE_FOLDER = ".fedslr-cache"
-MANIFEST = "manifest.json"
-ABANDONED_SECONDS = 3600
-"""The age from which a half-written file belongs to a process that was killed."""
 
 _bypassed: ContextVar[bool] = ContextVar("bypassed", default=False)
 
 
 @contextmanager
 def bypass() -> Iterator[None]:
-    """Read datasets from their own files, even if their decoded arrays are cached."""
+    """Read datasets from their own files within the block, even if their decoded arrays are cached."""
     token = _bypassed.set(True)
     try:
         yield
@@ -51,22 +43,21 @@ def bypass() -> Iterator[None]:
 
 
 def load_or_decode(root: Path, name: str, base: Path, files: Iterable[Path], decode: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays that `decode` makes of the files, from ROOT's cache from the second time on.
+    """Return the arrays that `decode` makes of the files; after the first time, read them from the cache under `root`.
 
     Files are identified by their paths relative to `base`, so that a dataset can be moved as a whole.
     """
-    home = root / CACHE_FOLDER / name
-    sources = None if _bypassed.get() else _source_digest(base, files)
-    if sources is None:
+    digest = None if _bypassed.get() else _source_digest(base, files)
+    if digest is None:
         return decode()
-    found = _load(home, sources)
-    if found is not None:
+    folder = root / CACHE_FOLDER / name / digest
+    if found := _load(folder):
         return found
     arrays = decode()
-    if not _save(home, sources, arrays):
-        return arrays
+    with contextlib.suppress(OSError):
+        _save(folder, arrays)
     # Mapped from the disk, the decoded arrays need not stay in memory.
-    return _load(home, sources) or arrays
+    return _load(folder) or arrays
 
 
 def _source_digest(base: Path, files: Iterable[Path]) -> str | None:
@@ -81,73 +72,34 @@ def _source_digest(base: Path, files: Iterable[Path]) -> str | None:
             digest.update(f"\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
     except OSError:
         return None
-    return digest.hexdigest()
+    return digest.hexdigest()[:16]
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
-
-
-def _load(home: Path, sources: str) -> Arrays | None:
-    """Return the cached arrays if they were made from these sources and are undamaged."""
+def _load(folder: Path) -> Arrays:
+    """Return the cached arrays by name; return no arrays if the cache is missing or damaged."""
     try:
-        manifest = json.loads((home / MANIFEST).read_bytes())
-        if manifest["sources"] != sources:
-            return None
-        digests: dict[str, str] = manifest["sha256"]
-        paths = {name: _array_path(home, name, digest) for name, digest in digests.items()}
-        with ThreadPoolExecutor() as pool:
-            if list(pool.map(_sha256, paths.values())) != list(digests.values()):
-                return None
-        # Pages of a mapped file are read when they are used. Mode "c" keeps what is written to them out of the file.
-        return {name: np.load(path, mmap_mode="c", allow_pickle=False) for name, path in paths.items()}
-    except Exception:  # Whatever is wrong with a cache, it can be made again.
-        return None
+        # Pages of a mapped file are read when they are used. Mode "c" keeps changes of the arrays out of the file.
+        return {path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in folder.glob("*.npy")}
+    except (OSError, ValueError, EOFError):
+        return {}
 
 
-def _array_path(home: Path, name: str, sha256: str) -> Path:
-    return home / f"{name}-{sha256[:16]}.npy"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# --- writing --------------------------------------------------------------------------------------------------------
-
-
-def _save(home: Path, sources: str, arrays: Arrays) -> bool:
-    """Write arrays and their manifest; return False if the disk refuses."""
+def _save(folder: Path, arrays: Arrays) -> None:
+    """Write the arrays' folder, in place of any other folder of this dataset."""
+    scratch = folder.with_name(uuid.uuid4().hex)
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        digests = {name: _write(home, name, array) for name, array in arrays.items()}
-        sync_folder(home)
-        write_durably(home / MANIFEST, json.dumps({"sources": sources, "sha256": digests}, indent=1).encode())
-        _remove_unused(home, {_array_path(home, *entry) for entry in digests.items()})
-    except (OSError, StorageError):
-        return False
-    return True
-
-
-def _write(home: Path, name: str, array: Array) -> str:
-    """Write an array's file; return its SHA-256."""
-    temporary = home / f".{name}.{os.getpid()}-{threading.get_ident()}.tmp"
-    try:
-        with temporary.open("wb") as file:
-            np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        sha256 = _sha256(temporary)
-        temporary.replace(_array_path(home, name, sha256))
+        scratch.mkdir(parents=True)
+        for name, array in arrays.items():
+            with (scratch / f"{name}.npy").open("wb") as file:
+                np.save(file, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+        sync_folder(scratch)
+        # The others belong to changed sources, to processes that were killed, or are damaged.
+        for other in folder.parent.iterdir():
+            if other != scratch:
+                shutil.rmtree(other, ignore_errors=True)
+        scratch.rename(folder)
+        sync_folder(folder.parent)
     finally:
-        temporary.unlink(missing_ok=True)
-    return sha256
-
-
-def _remove_unused(home: Path, used: set[Path]) -> None:
-    """Remove the files of an earlier cache, and half-written files of killed processes."""
-    for path in home.iterdir():
-        with contextlib.suppress(OSError):
-            abandoned = path.suffix == ".tmp" and time.time() - path.stat().st_mtime > ABANDONED_SECONDS
-            if abandoned or (path.suffix == ".npy" and path not in used):
-                path.unlink()
+        shutil.rmtree(scratch, ignore_errors=True)

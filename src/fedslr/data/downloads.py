@@ -1,10 +1,9 @@
-"""Published datasets: their addresses, their download, and checks of the files on the disk."""
+"""Published datasets: their addresses, and their verified download."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-import tarfile
 import tempfile
 import urllib.error
 import urllib.parse
@@ -23,53 +22,48 @@ Progress = Callable[[int, int], None]
 
 
 class PublishedDataset(NamedTuple):
-    """A dataset's archive, its published checksum, and the files it holds with their sizes (0: not checked)."""
+    """A published dataset: the address and checksum of its archive, and the folder that the archive unpacks to."""
 
     title: str
     url: str
     md5: str
     folder: str
-    file_sizes: dict[str, int]
 
 
 PUBLISHED: dict[str, PublishedDataset] = {
     "cifar10": PublishedDataset(
-        "60,000 colour images of ten things, 32×32",
+        "60,000 colour images of ten classes, 32×32",
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         "c32a1d4ab5d03f1284b67883e8d87530",
         "cifar-10-batches-bin",
-        {**{f"data_batch_{i}.bin": 30_730_000 for i in range(1, 6)}, "test_batch.bin": 30_730_000},
     ),
     "cifar100": PublishedDataset(
-        "60,000 colour images of a hundred things, 32×32",
+        "60,000 colour images of a hundred classes, 32×32",
         "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         "03b5dce01913d631647c71ecec9e9cb8",
         "cifar-100-binary",
-        {"train.bin": 153_700_000, "test.bin": 30_740_000},
     ),
     "tinyimagenet": PublishedDataset(
-        "110,000 colour images of two hundred things, 64×64",
+        "110,000 colour images of two hundred classes, 64×64",
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         "90528d7ca1a48142e341f4ef8d21d0de",
         "tiny-imagenet-200",
-        {"wnids.txt": 0, "val/val_annotations.txt": 0},
     ),
 }
 
 
 def find(name: str) -> PublishedDataset:
+    """Return a published dataset by name; refuse other names."""
     if name not in PUBLISHED:
-        raise FedslrError(f"data: '{name}' cannot be downloaded; {suggest(name, PUBLISHED)}")
+        raise FedslrError(f"data: fedslr cannot download '{name}'; {suggest(name, PUBLISHED)}")
     return PUBLISHED[name]
 
 
-# --- fetch ----------------------------------------------------------------------------------------------------------
-
-
 def fetch(name: str, root: Path, source: str | None = None, report: Progress = lambda done, total: None) -> Path:
-    """Download, verify and unpack a dataset, from a file or another address if a source is given.
+    """Download, verify and unpack a published dataset; return its folder.
 
-    An interrupted download is continued. An archive whose checksum is wrong is deleted, never unpacked.
+    A download that was interrupted is continued. An archive with a wrong checksum is deleted and never unpacked. The
+    archive comes from its published address, unless `source` names a file or another address, such as a mirror.
     """
     dataset = find(name)
     home = root / dataset.folder
@@ -80,27 +74,26 @@ def fetch(name: str, root: Path, source: str | None = None, report: Progress = l
         url = Path(url).absolute().as_uri()
     root.mkdir(parents=True, exist_ok=True)
     archive = _download(url, root / f".{Path(urllib.parse.urlparse(dataset.url).path).name}.part", report)
-    found = checksum(archive)
+    with archive.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != dataset.md5:
         archive.unlink()
-        raise FedslrError(f"data: {url} has the MD5 {found}, expected {dataset.md5}; it was not unpacked")
+        raise FedslrError(
+            f"data: {url} has the MD5 checksum {found}, expected {dataset.md5}; the archive was deleted; download it "
+            "again, or choose a mirror with --from"
+        )
     _unpack(archive, dataset.folder, root)
     archive.unlink()
     return home
 
 
-def checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
 def _download(url: str, part: Path, report: Progress) -> Path:
-    """Download to a file, or continue a download that the file is the first part of."""
+    """Download to the file `part`; if the file already holds the first bytes, download the remaining ones."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-            if answer.status != 206:  # The server ignores the range and sends all of the file.
+            if answer.status != 206:  # The server ignores the range and sends the whole file.
                 have = 0
             length = int(answer.headers.get("Content-Length") or 0)
             total = have + length if length else 0
@@ -110,43 +103,22 @@ def _download(url: str, part: Path, report: Progress) -> Path:
                     have += len(block)
                     report(have, total)
         if have < total:
-            raise OSError(f"the connection broke off at {have} of {total} bytes")
+            raise OSError(f"the connection was lost after {have} of {total} bytes")
     except (OSError, ValueError) as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == 416:  # The file is complete already.
             return part
+        reason = getattr(error, "reason", error)
+        reason = getattr(reason, "strerror", None) or reason
         raise FedslrError(
-            f"data: cannot download {url}: {error}; run the same command again to continue, or choose a mirror with "
+            f"data: cannot download {url}: {reason}; run the same command again to continue, or choose a mirror with "
             "--from"
         ) from None
     return part
 
 
 def _unpack(archive: Path, folder: str, root: Path) -> None:
-    """Unpack a verified archive beside its place and move it there when it is complete."""
+    """Unpack a verified archive to a temporary folder, then move its folder to `root`, complete or not at all."""
     with tempfile.TemporaryDirectory(dir=root, prefix=".unpack-") as scratch:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as packed:
-                packed.extractall(scratch)
-        else:
-            with tarfile.open(archive) as packed_tar:
-                packed_tar.extractall(scratch, filter="data")
+        kind = "zip" if zipfile.is_zipfile(archive) else "gztar"
+        shutil.unpack_archive(archive, scratch, kind, filter=None if kind == "zip" else "data")
         shutil.move(Path(scratch) / folder, root / folder)
-
-
-# --- verify ---------------------------------------------------------------------------------------------------------
-
-
-def verify(name: str, root: Path) -> list[str]:
-    """Return what is wrong with a dataset on the disk, an empty list if it is complete."""
-    dataset = find(name)
-    home = root / dataset.folder
-    if not home.is_dir():
-        return [f"{home} is missing; get it with: fedslr data fetch {name} --root {root}"]
-    wrong = []
-    for file, size in dataset.file_sizes.items():
-        path = home / file
-        if not path.is_file():
-            wrong.append(f"{path} is missing")
-        elif size and path.stat().st_size != size:
-            wrong.append(f"{path} has {path.stat().st_size:,} bytes, expected {size:,}")
-    return wrong

@@ -10,26 +10,42 @@ import torch
 from torch import Tensor
 
 from fedslr.core.errors import FedslrError
-from fedslr.data.arrays import as_tensor
-from fedslr.data.class_labels import count_classes
-from fedslr.data.client_data import ARRAY_NAMES, ClientData, client_label, validate_client
-from fedslr.data.normalization import UNIT, Normalization
+from fedslr.data.client_data import (
+    ARRAY_NAMES,
+    ClientData,
+    as_tensor,
+    client_label,
+    count_classes,
+    validate_client,
+)
+from fedslr.data.normalization import UNIT, Normalization, inputs
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Many clients whose data stays with them."""
+    """The data of all clients: each client has its own training and test samples.
+
+    Make a federation with `fedslr.load` from a dataset, or with `Federation.from_arrays` from your own arrays. Call the
+    class itself if the data does not fit into memory.
+
+    Raises:
+        FedslrError: There are no clients, `class_names` or `client_names` have a wrong length, or a client's data has a
+            wrong shape or type or is not finite.
+    """
 
     clients: Sequence[ClientData]
-    """If the data does not fit into memory: any sequence that makes a client's data when it is indexed."""
+    """The clients' data. A list or tuple is validated at once. Any other sequence may read or generate a client's data
+    whenever the client is indexed, and is validated then."""
     num_classes: int
+    """The number of classes."""
     name: str = "arrays"
+    """The name of the dataset in results."""
     options: Mapping[str, Any] | None = None
-    """The recipe's `data` table that the federation was made from, if it was."""
+    """The recipe's `data` table, for a federation that was made from one."""
     crop_padding: int = 0
-    """Training images are flipped, and cropped after zero-padding by this much; 0 leaves them as they are."""
+    """Zero pixels around a training image before it is cropped at random; 0 disables flips and crops."""
     normalization: Normalization | None = None
-    """The normalization of 8-bit images when they are used; None takes inputs as they are."""
+    """The normalization of 8-bit images when a batch uses them; None leaves inputs as they are."""
     class_names: Sequence[str] | None = None
     """The names of the classes, from class 0 on, for readers of a model's outputs."""
     client_names: Sequence[str] | None = None
@@ -43,8 +59,10 @@ class Federation:
             ("client_names", self.client_names, len(self.clients), True),
         ):
             if names is not None and (len(names) != count or (unique and len(set(names)) != count)):
-                raise FedslrError(f"{option}: got {len(names)} names ({len(set(names))} different), expected {count}")
-        # Clients that are made when they are indexed are validated then.
+                raise FedslrError(
+                    f"{option}: got {len(names)} names, {len(set(names))} of them different; expected {count}"
+                    + (" different names" if unique else " names")
+                )
         in_memory = self.clients if isinstance(self.clients, list | tuple) else [self.clients[0]]
         for i, client in enumerate(in_memory):
             validate_client(client_label(i, self.client_names), client, self.input_shape, self.num_classes)
@@ -58,9 +76,15 @@ class Federation:
         return tuple(self.clients[0].x.shape[1:])
 
     def inputs(self, x: Any) -> Tensor:
-        """Return a client's `x` or `x_test` as a model gets it: 8-bit images normalised, other inputs as they are."""
-        x = x if isinstance(x, Tensor) else as_tensor("x", x)
-        return x if self.normalization is None else self.normalization(x, torch.float32)
+        """Return a client's `x` or `x_test` as the model receives it.
+
+        Args:
+            x: Inputs of one client: a tensor, a numpy array or a list.
+
+        Returns:
+            Normalised images if the federation holds 8-bit images; any other inputs as they are.
+        """
+        return inputs(x if isinstance(x, Tensor) else as_tensor("x", x), self.normalization, torch.float32)
 
     @classmethod
     def from_arrays(
@@ -75,13 +99,24 @@ class Federation:
 
         Args:
             clients: One mapping per client with the keys `x`, `y`, `x_test` and `y_test`. Arrays are numpy arrays,
-                tensors or lists; the first axis counts samples, and clients may hold different numbers of them. All
-                inputs have one shape. 8-bit images stay 8-bit until a batch uses them as numbers from 0 to 1. Labels
-                are integers from 0.
-            num_classes: The number of classes; by default that of `class_names`, or the highest label plus 1.
+                tensors or lists. Their first axis counts samples; clients may hold different numbers of samples. All
+                inputs have one shape. Labels are integers from 0. If all inputs are 8-bit (uint8), they stay 8-bit in
+                memory, and the model receives them as numbers from 0 to 1.
+            num_classes: The number of classes; by default the length of `class_names`, or the highest label plus 1.
             name: The name of the dataset in results.
             class_names: The names of the classes, from class 0 on.
-            client_names: A different name for every client; exported models carry it.
+            client_names: A different name for every client. Exported models carry the name.
+
+        Returns:
+            A federation that holds copies of the arrays.
+
+        Raises:
+            FedslrError: There are no clients, an array is missing, has a wrong shape or type or is not finite, a label
+                is out of range, or the names do not match the classes or the clients.
+
+        Example:
+            wards = [{"x": x, "y": y, "x_test": x_test, "y_test": y_test} for x, y, x_test, y_test in measurements]
+            federation = fedslr.Federation.from_arrays(wards, client_names=["north", "south"])
         """
         made = [_client_data(client_label(i, client_names), arrays) for i, arrays in enumerate(clients)]
         if num_classes is None:
@@ -111,14 +146,14 @@ def _client_data(label: str, arrays: Mapping[str, Any]) -> ClientData:
 
 
 def _of_one_type(clients: Sequence[ClientData], names: Sequence[str] | None) -> tuple[list[ClientData], bool]:
-    """Return clients whose inputs are all 8-bit, all integers or all floats, and whether they are 8-bit."""
+    """Return clients whose inputs are all 8-bit, all integers or all floats, and whether all are 8-bit."""
     types = [{c.x.dtype, c.x_test.dtype} for c in clients]
     present = set().union(*types)
     if torch.uint8 in present and len(present) > 1:
         other = next((i for i, found in enumerate(types) if found != types[0]), 0)
         raise FedslrError(
-            f"{client_label(other, names)}: x: some arrays are 8-bit, which models get as numbers from 0 to 1, and "
-            "others are not; use one type for all clients"
+            f"{client_label(other, names)}: x: some clients' arrays are 8-bit, which models receive as numbers from 0 "
+            "to 1, and others are not; use one type for all clients"
         )
     if any(dtype.is_floating_point for dtype in present):
         clients = [replace(c, x=_as_float(c.x), x_test=_as_float(c.x_test)) for c in clients]
@@ -127,3 +162,27 @@ def _of_one_type(clients: Sequence[ClientData], names: Sequence[str] | None) -> 
 
 def _as_float(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.float()
+
+
+class ClientsOnDevice(Sequence[ClientData]):
+    """Clients whose data is read, validated and sent to a device whenever it is used."""
+
+    def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype) -> None:
+        self.federation, self.device, self.dtype = federation, device, dtype
+        self.input_shape = federation.input_shape
+
+    def __len__(self) -> int:
+        return len(self.federation.clients)
+
+    def __getitem__(self, client: Any) -> Any:
+        data = self.federation.clients[client]
+        label = client_label(client, self.federation.client_names)
+        validate_client(label, data, self.input_shape, self.federation.num_classes)
+        return data.to(self.device, self.dtype)
+
+
+def clients_on_device(federation: Federation, device: torch.device, dtype: torch.dtype) -> Sequence[ClientData]:
+    """Return a federation's clients on a device: at once if they are in memory, otherwise when they are used."""
+    if isinstance(federation.clients, list | tuple):
+        return [c.to(device, dtype) for c in federation.clients]
+    return ClientsOnDevice(federation, device, dtype)

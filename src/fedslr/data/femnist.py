@@ -1,4 +1,4 @@
-"""FEMNIST, handwritten characters by writer: the JSON files of LEAF (Caldas et al., 2018)."""
+"""FEMNIST: handwritten characters by writer, from the JSON files of LEAF (Caldas et al., 2018)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_CLASSES = 62
 
 
 def femnist(root: Path) -> Federation:
-    """Return a federation of the writers in ROOT/femnist/train/*.json and ROOT/femnist/test/*.json."""
+    """Return FEMNIST from ROOT/femnist/train/*.json and ROOT/femnist/test/*.json; every client is a writer."""
     folder = root / "femnist"
     files = sorted(folder.glob("train/*.json")) + sorted(folder.glob("test/*.json"))
     arrays = decoded_cache.load_or_decode(root, "femnist", folder, files, lambda: _read_all(folder))
@@ -30,13 +30,13 @@ def femnist(root: Path) -> Federation:
 
 
 def _read_all(folder: Path) -> decoded_cache.Arrays:
-    """Return the samples of all writers one after another, and how many samples each has."""
+    """Return the concatenated samples of all writers, and the number of samples of each writer."""
     train, test = (read_leaf(folder / part) for part in ("train", "test"))
     writers = sorted(set(train) & set(test))
     if not writers:
         raise FedslrError(
-            f"data.root: {folder} has no writer with training and test data; make train/*.json and test/*.json with "
-            "LEAF's femnist preprocessing"
+            f"data.root: {folder} has no writer with training and test data; create train/*.json and test/*.json with "
+            "the preprocessing of LEAF's femnist"
         )
     arrays: decoded_cache.Arrays = {}
     for suffix, part in (("", train), ("_test", test)):
@@ -58,12 +58,12 @@ def read_leaf(folder: Path) -> dict[str, tuple[Array, Array]]:
                 writers[user] = (np.asarray(data["x"], np.float32).reshape(len(labels), 1, 28, 28), labels)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise FedslrError(f"{path}: cannot be read as LEAF's JSON ({reason}); make it again") from None
+            raise FedslrError(f"{path}: fedslr cannot read this LEAF JSON file ({reason}); create it again") from None
     return writers
 
 
 def _as_pixels(x: Array) -> Array | None:
-    """Return the 8-bit images whose pixels, divided by 255, are x; None if there are none."""
+    """Return 8-bit images that equal x after a division by 255; None if there are no such images."""
     if not (x.size and x.min() >= 0 and x.max() <= 1):
         return None
     pixels = np.rint(x * 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Users' folders of images, one folder per class."""
+"""Users' images: one folder per class."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fedslr.data.normalization import Normalization
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 TEST_SHARE = 0.2
-"""The share of images that are held out for testing, if the folder does not divide them."""
+"""The share of images that are held out for testing if the folder has no test/ part."""
 
 
 def image_folder(root: Path) -> Dataset:
-    """Return the images of ROOT/train/CLASS/* and ROOT/test/CLASS/*, or of ROOT/CLASS/*, of which a fifth is for tests.
+    """Return the images of ROOT/train/CLASS/* and ROOT/test/CLASS/*, or of ROOT/CLASS/*.
 
-    The held-out fifth is always the same and has samples of every class.
+    A fifth of ROOT/CLASS/* is held out for testing: always the same images, with samples of every class.
     """
     divided = (root / "train").is_dir() and (root / "test").is_dir()
     names = _class_names(root / "train", root / "test") if divided else _class_names(root)
@@ -39,7 +39,7 @@ def image_folder(root: Path) -> Dataset:
         x_test = read_images(test, x.shape[2:])
         return {"x": x, "y": y, "x_test": x_test, "y_test": y_test, "mean": mean, "deviation": deviation}
 
-    # The cache lies beside the folder: every folder in it is a class.
+    # The cache lies beside the folder, because every folder within is a class.
     home = root.resolve()
     arrays = decoded_cache.load_or_decode(home.parent, f"imagefolder-{home.name}", root, [*train, *test], decode)
     mean, deviation = (tuple(arrays[name].tolist()) for name in ("mean", "deviation"))
@@ -47,7 +47,7 @@ def image_folder(root: Path) -> Dataset:
 
 
 def channel_statistics(images: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the mean and the standard deviation of every channel, of pixels as numbers from 0 to 1."""
+    """Return the mean and the standard deviation of every channel, for pixels as numbers from 0 to 1."""
     # Counts of the 256 values need no copy of the images in floating point.
     counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)])
     values, shares = np.arange(256) / 255, counts / counts.sum(1, keepdims=True)
@@ -56,30 +56,30 @@ def channel_statistics(images: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, An
 
 
 def _class_names(*folders: Path) -> list[str]:
-    """Return the names of the classes that at least one of the folders has."""
+    """Return the names of all classes that occur in at least one of the folders."""
     found = {p.name for folder in folders if folder.is_dir() for p in folder.iterdir() if p.is_dir()}
     names = sorted(name for name in found if not name.startswith("."))
     if len(names) < 2:
         raise FedslrError(
-            f"data.name: {folders[0]} has {len(names)} class folders, expected at least two folders of images, or "
-            "train/ and test/ that hold them"
+            f"data.name: {folders[0]} has {len(names)} class folders, expected at least two; put the images of every "
+            "class into a folder of its own, or into train/CLASS and test/CLASS"
         )
     return names
 
 
 def _list_images(folder: Path, names: Sequence[str], at_least: int) -> tuple[list[Path], np.ndarray[Any, Any]]:
-    """Return the image files of all classes and their labels; warn of other files."""
+    """Return the image files of all classes and their labels; warn of files that are not images."""
     images: list[Path] = []
     others: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        # Tools leave hidden files among the data, such as macOS' ._cat.png.
+        # macOS leaves hidden files such as ._cat.png among the images.
         files = sorted(p for p in (folder / name).glob("*") if not p.name.startswith("."))
         found = [p for p in files if p.suffix.lower() in SUFFIXES]
         if len(found) < at_least:
             raise FedslrError(
-                f"{folder / name}: has {len(found)} images ({', '.join(SUFFIXES[:3])}, …), expected at least {at_least}"
-                + (", one of them to test on" if at_least > 1 else "")
+                f"{folder / name}: this class folder has {len(found)} images ({', '.join(SUFFIXES[:3])}, …), expected "
+                f"at least {at_least}; add images{', one of which is held out for testing' * (at_least > 1)}"
             )
         images += found
         labels += [label] * len(found)
@@ -97,7 +97,7 @@ Part = tuple[list[Path], np.ndarray[Any, Any]]
 
 
 def _hold_out(images: Sequence[Path], labels: np.ndarray[Any, Any], num_classes: int) -> tuple[Part, Part]:
-    """Return training and test images; every class has some of both."""
+    """Return training and test images with their labels; every class has some of both."""
     # scikit-learn takes a second to import.
     from sklearn.model_selection import train_test_split
 

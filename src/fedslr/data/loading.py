@@ -27,10 +27,10 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "cifar100": cifar100,
     "tinyimagenet": tinyimagenet,
 }
-"""Pooled datasets, which fedslr partitions over clients."""
+"""Pooled datasets by name, which fedslr partitions over clients."""
 
 PARTITIONED_DATASETS: dict[str, Callable[[Path], Federation]] = {"femnist": femnist}
-"""Datasets that are already partitioned by client."""
+"""Datasets by name that are already partitioned by client."""
 
 PARTITION_OPTIONS = ("split", "alpha", "reuse", "samples_per_client", "test_samples")
 """The options that only the partition of a pooled dataset uses."""
@@ -44,14 +44,14 @@ class DataOptions:
         str,
         f"{', '.join([*DATASETS, *PARTITIONED_DATASETS])}, imagefolder:PATH, npz:PATH, or module:function of your own",
     ] = "digits"
-    root: Annotated[str, "folder that datasets were unpacked to; digits need none"] = "data"
+    root: Annotated[str, "folder that datasets were unpacked to; digits needs none"] = "data"
     clients: Annotated[int, countable, "number of clients M"] = 100
-    split: Annotated[str, one_of("iid", "dirichlet", "authors"), "how labels are spread over clients"] = "dirichlet"
+    split: Annotated[str, one_of("iid", "dirichlet", "authors"), "label distribution over clients"] = "dirichlet"
     alpha: Annotated[float, positive, "concentration of the Dirichlet priors: smaller is more skewed"] = 0.1
-    reuse: Annotated[bool, "dirichlet: a class that has run out starts again, as in the authors' code"] = False
+    reuse: Annotated[bool, "reuse the samples of a class that has run out, as in the authors' code"] = False
     samples_per_client: Annotated[int | None, countable, "training samples of every client"] = None
     test_samples: Annotated[int | None, countable, "test samples of every client"] = None
-    augment: Annotated[bool, "random flips and crops of training images, for datasets that have them"] = True
+    augment: Annotated[bool, "random flips and crops of training images, for datasets that define them"] = True
     seed: Annotated[int | None, seed_range, "seed of the split; the run's seed unless given"] = None
 
     def __post_init__(self) -> None:
@@ -84,7 +84,41 @@ class DataOptions:
 
 
 def load(name: str = "digits", *, warn: Callable[[str], None] | None = None, **options: Any) -> Federation:
-    """Return a federation made from a dataset: `load("digits", clients=20, split="dirichlet", alpha=0.1, seed=0)`."""
+    """Return a federation made from a dataset.
+
+    A pooled dataset is partitioned over clients. Every client's test set has the label ratio of its training set. Data
+    that is already partitioned by client keeps its partition.
+
+    Args:
+        name: `digits`, `cifar10`, `cifar100`, `tinyimagenet`, `femnist`, `imagefolder:PATH`, `npz:PATH`, or
+            `module:function` of your own, which returns a `Federation` or what `Federation.from_arrays` takes.
+        warn: A function that is called with the text of every warning; by default `warnings.warn`.
+        **options: The keys of a recipe's `data` table:
+
+            - `root`: The folder that datasets were unpacked to (default `"data"`). `digits` needs none.
+            - `clients`: The number of clients (default 100). Of data that is already partitioned, the first `clients`
+              clients are taken.
+            - `split`: The label distribution over clients: `"dirichlet"` (default), `"iid"`, or `"authors"`, the
+              partition of the FedSLR authors' code.
+            - `alpha`: The concentration of the Dirichlet distribution (default 0.1): smaller is more skewed.
+            - `reuse`: Whether a class that has run out starts again, as in the authors' code (default `False`).
+            - `samples_per_client`: Training samples of every client; by default all samples are used.
+            - `test_samples`: Test samples of every client; the default depends on the dataset.
+            - `augment`: Whether training images are flipped and cropped at random, for datasets that define it
+              (default `True`).
+            - `seed`: The seed of the partition (default 0).
+
+    Returns:
+        The federation. Its data lies in memory or is mapped from the disk.
+
+    Raises:
+        FedslrError: The name or an option is unknown, a value is out of range, the dataset is missing or damaged, or it
+            has too few samples for this many clients.
+
+    Example:
+        federation = fedslr.load("digits", clients=20, split="dirichlet", alpha=0.1, seed=0)
+        result = fedslr.run(fedslr.FedSLR(), federation, model="cnn", rounds=30)
+    """
     checked = schema.build(DataOptions, {"name": name, "seed": 0, **options}, "data")
     return build_federation(checked, warn or (lambda text: warnings.warn(text, stacklevel=5)))
 
@@ -98,8 +132,7 @@ def decode_to_cache(options: DataOptions) -> None:
 def build_federation(options: DataOptions, warn: Callable[[str], None] = lambda text: None) -> Federation:
     """Return the federation that data options describe.
 
-    A pooled dataset is partitioned over clients; every client's test set follows its training labels. Data that is
-    already partitioned is taken as it is: the first `clients` of its clients, if there are more.
+    Of data that is already partitioned, the first `options.clients` clients are taken.
     """
     data = options.pooled()
     if data is None:
@@ -111,8 +144,8 @@ def build_federation(options: DataOptions, warn: Callable[[str], None] = lambda 
     clients = [data.client(train, test) for train, test in _partition(options, data, test_samples)]
     if not any(len(c.y_test) for c in clients):
         raise FedslrError(
-            f"data.test_samples: got {test_samples}, too few to follow the clients' labels: all test sets are empty; "
-            "choose more"
+            f"data.test_samples: got {test_samples}, too few for test sets with the clients' label ratios: all test "
+            "sets are empty; choose more"
         )
     return Federation(
         clients,
@@ -134,7 +167,7 @@ def _partition(
     each = partitions.samples_per_client(len(labels), options.clients, options.samples_per_client, reuse)
     if options.split == "authors":
         if options.samples_per_client is not None:
-            raise FedslrError("data.samples_per_client: the authors' split distributes all samples; leave it out")
+            raise FedslrError("data.samples_per_client: split = 'authors' always uses all samples; leave this key out")
         yield from partitions.authors_partition(
             labels, test_labels, options.clients, data.num_classes, options.alpha, test_samples, seed
         )
@@ -150,10 +183,10 @@ def _partition(
 
 
 def _warn_of_ignored_options(options: DataOptions, available: int, warn: Callable[[str], None]) -> None:
-    """Warn of options that have no effect on partitioned data, unless they have their defaults, as in most recipes."""
+    """Warn of options without effect on partitioned data, except defaults, because most recipes state them."""
     default = DataOptions()
     ignored = [name for name in PARTITION_OPTIONS if getattr(options, name) != getattr(default, name)]
     if ignored:
-        warn(f"data: '{options.name}' is already partitioned by client; {', '.join(ignored)} ignored")
+        warn(f"data: '{options.name}' is already partitioned by client and ignores {', '.join(ignored)}")
     if available < options.clients != default.clients:
         warn(f"data.clients: got {options.clients}, but '{options.name}' has only {available}")

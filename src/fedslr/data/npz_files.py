@@ -1,4 +1,4 @@
-"""Users' own arrays in npz files. Arrays are read without pickles, so that no file executes code."""
+"""Users' own arrays in npz files. Pickles are refused, so that a file cannot execute code."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ def read_npz(path: Path, names: Sequence[str] = ARRAY_NAMES) -> Arrays:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in names}
     except FileNotFoundError:
-        raise FedslrError(f"{path.absolute()}: does not exist") from None
+        raise FedslrError(f"{path.absolute()}: does not exist; correct the path") from None
     except Exception as error:
         reason = "it is a folder without .npz files" if path.is_dir() else " ".join(str(error).split())
         if "allow_pickle" in reason:
             reason = "it holds Python objects"
         raise FedslrError(
-            f"{path.absolute()}: cannot be read as an npz file with the arrays {', '.join(names)}: {reason}"
+            f"{path.absolute()}: fedslr cannot read this as an npz file with the arrays {', '.join(names)}: {reason}"
         ) from None
 
 
 def npz_federation(path: Path) -> Federation:
-    """Return a federation from a folder with an npz file per client, or from one file with client columns.
+    """Return the federation of a folder with one npz file per client, or of one npz file for all clients.
 
-    Every file holds `x`, `y`, `x_test` and `y_test`; one file for all clients also holds `client` and `client_test`.
+    Every file holds `x`, `y`, `x_test` and `y_test`. A file for all clients also holds `client` and `client_test`, the
+    client of every training and test sample.
     """
     files = sorted(path.glob("*.npz"), key=_natural_order)
     if not files:
@@ -49,9 +50,11 @@ def _split_by_column(path: Path, arrays: Arrays) -> Federation:
     columns = {part: arrays["client_test" if part.endswith("test") else "client"] for part in ARRAY_NAMES}
     for part, column in columns.items():
         if column.ndim != 1 or arrays[part].shape[:1] != column.shape:
-            shapes = f"column {list(column.shape)} for '{part}' {list(arrays[part].shape)}"
-            raise FedslrError(f"{path}: got a client {shapes}, expected one client for every sample")
-    # A client of `client_test` alone is refused later, as one without training samples.
+            raise FedslrError(
+                f"{path}: '{part}' of shape {list(arrays[part].shape)} has a client column of shape "
+                f"{list(column.shape)}, expected one client for every sample"
+            )
+    # A client that only `client_test` names is refused later, because it has no training samples.
     names = np.union1d(arrays["client"], arrays["client_test"])
     clients = [{part: arrays[part][column == name] for part, column in columns.items()} for name in names]
     return Federation.from_arrays(clients, name=path.stem, client_names=list(map(str, names.tolist())))

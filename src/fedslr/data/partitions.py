@@ -1,12 +1,13 @@
-"""Partitions of a dataset over clients: IID, Dirichlet, the authors', and test sets that follow them.
+"""Partitions of a dataset over clients: IID, Dirichlet, the authors' partition, and matching test sets.
 
-A partition takes labels and gives every client an array of sample indices. All clients get the same number of samples;
-only in the authors' partition does client 0 get more.
+A partition takes the labels of all samples and returns an array of sample indices for every client. All clients get the
+same number of samples, except that the authors' partition gives client 0 more.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -19,12 +20,12 @@ Generator = np.random.Generator
 
 
 def samples_per_client(total: int, clients: int, requested: int | None, reuse: bool = False) -> int:
-    """Return the number of training samples per client: as requested, or as many as there are for all."""
+    """Return the number of training samples per client: the requested number, or an equal part of all samples."""
     each = total // clients if requested is None else requested
     if each < 1 or (each * clients > total and not reuse):
         raise FedslrError(
-            f"data.clients: {clients} clients with {max(each, 1)} training samples each need {clients * max(each, 1)}, "
-            f"but there are only {total}; choose fewer clients or fewer samples_per_client"
+            f"data.clients: {clients} clients with {max(each, 1)} training samples each need {clients * max(each, 1)} "
+            f"samples, but the dataset has {total}; choose fewer clients or fewer samples_per_client"
         )
     return each
 
@@ -46,11 +47,11 @@ def partition_by_priors(
     """Return every client's samples, drawn by its label prior.
 
     In every step a random client that still needs samples draws a label from its prior and takes the next sample of
-    that class. A class without samples left is no longer drawn: the priors are renormalised over the other classes.
-    With `reuse` such a class starts again, as in the authors' code.
+    that class. Once all samples of a class are taken, the priors are renormalised over the other classes. With `reuse`
+    the samples of such a class are taken again, as in the authors' code.
     """
     clients, classes = priors.shape
-    # Lists and `bisect`: a draw looks at a handful of numbers, for which a call of numpy would take longer.
+    # Lists and `bisect` are faster than numpy here, because a draw reads only a handful of numbers.
     pools = [rng.permutation(np.flatnonzero(labels == c)).tolist() for c in range(classes)]
     taken = [0] * classes
     live = np.array([len(pool) > 0 for pool in pools])
@@ -77,13 +78,13 @@ def partition_by_priors(
 def _cumulative_priors(
     priors: np.ndarray[Any, Any], live: np.ndarray[Any, Any]
 ) -> tuple[list[list[float]], list[float]]:
-    """Return cumulative priors over the live classes, and the largest numbers below their totals.
+    """Return cumulative priors over the classes with samples left (`live`), and the largest numbers below their totals.
 
-    If no class of a client's prior is live, it takes any live class.
+    A client takes any live class if none of its prior's classes is live.
     """
     left = priors * live
     left[left.sum(axis=1) <= 0] = live
-    # Dead classes have no width, and the last live one ends at the total: a draw below it can land on live ones only.
+    # Dead classes have width 0, and the last live class ends at the total: a draw below the total hits a live class.
     sums = np.cumsum(left, axis=1)
     return sums.tolist(), np.nextafter(sums[:, -1], 0.0).tolist()
 
@@ -91,22 +92,21 @@ def _cumulative_priors(
 def authors_partition(
     labels: Indices, test_labels: Indices, clients: int, classes: int, alpha: float, test_size: int, seed: int
 ) -> list[tuple[Indices, Indices]]:
-    """Return every client's training and test samples in the partition that the authors' published code makes.
+    """Return every client's training and test samples in the partition of the authors' published code.
 
-    It makes the same draws in the same order from NumPy's older generator. Every class needs samples. Shares are cut to
-    whole numbers after a rounding that can take one sample from every client; client 0 gets the samples that are left
-    (CIFAR: 599 samples, 499 for the others).
+    The draws and their order are those of the authors, from NumPy's older generator. Every class needs samples.
+    Rounding can take one sample from every client; client 0 gets these samples (CIFAR: 599 samples, the others 499).
     """
     rng = np.random.RandomState(seed % 2**32)
     order = rng.permutation(len(labels))
-    rng.standard_normal(clients)  # of a spread of sizes that is 0
-    # By decimals, because libraries differ in the last bit, on which it depends whether a share is cut.
+    rng.standard_normal(clients)  # The authors draw sizes with a spread of 0.
+    # Decimals, because libraries differ in the last bit of a logarithm, and that bit decides how a size is rounded.
     shares = np.full(clients, float(Decimal(float(Decimal(len(labels) // clients).ln())).exp()))
     missing = (shares / shares.sum() * len(labels)).astype(np.int64)
     missing[0] += len(labels) - missing.sum()
     cumulative = rng.dirichlet(np.full(classes, alpha), clients).cumsum(axis=1)
     if not np.isfinite(cumulative).all():
-        raise FedslrError(f"data.alpha: got {alpha:g}, too small for the authors' split; choose 0.001 or more")
+        raise FedslrError(f"data.alpha: got {alpha:g}, which is too small for split = 'authors'; choose 0.001 or more")
     pools = [order[labels[order] == c] for c in range(classes)]
     left = [len(pool) for pool in pools]
     chosen: list[list[int]] = [[] for _ in range(clients)]
@@ -116,7 +116,7 @@ def authors_partition(
             continue
         label = int(np.argmax(rng.uniform() <= cumulative[client]))
         while not left[label]:
-            # The class starts again, and a label is drawn anew.
+            # Reuse the samples of this class, and draw another label.
             left[label] = len(pools[label])
             label = int(np.argmax(rng.uniform() <= cumulative[client]))
         left[label] -= 1
@@ -132,13 +132,9 @@ def _authors_test_set(
     train_labels: Indices, test_labels: Indices, size: int, classes: int, rng: np.random.RandomState
 ) -> Indices:
     """Return ⌊size·ratio⌋ test samples of every class, rounded as in the authors' code."""
-    parts = []
-    for label in range(classes):
-        pool = np.flatnonzero(test_labels == label)
-        # In floating point, where 0.29 · 100 is less than 29.
-        wanted = int(np.mean(train_labels == label) * size)
-        parts.append(pool[rng.permutation(len(pool))[:wanted]])
-    return np.concatenate(parts).astype(np.int64)
+    # The ratio is a floating-point number: 0.29 · 100 is less than 29.
+    wanted = [int(np.mean(train_labels == label) * size) for label in range(classes)]
+    return _draw_by_class(test_labels, wanted, lambda pool, count: pool[rng.permutation(len(pool))[:count]])
 
 
 def matching_test_set(train_labels: Indices, test_labels: Indices, size: int, classes: int, rng: Generator) -> Indices:
@@ -146,10 +142,11 @@ def matching_test_set(train_labels: Indices, test_labels: Indices, size: int, cl
 
     If the test data has fewer samples of a class, all of them are taken.
     """
-    counts = np.bincount(train_labels, minlength=classes)
-    parts = []
-    for label in range(classes):
-        pool = np.flatnonzero(test_labels == label)
-        wanted = int(counts[label]) * size // len(train_labels)
-        parts.append(rng.choice(pool, min(wanted, len(pool)), replace=False))
-    return np.concatenate(parts).astype(np.int64)
+    wanted = np.bincount(train_labels, minlength=classes) * size // len(train_labels)
+    return _draw_by_class(test_labels, wanted, lambda pool, n: rng.choice(pool, min(n, len(pool)), replace=False))
+
+
+def _draw_by_class(labels: Indices, wanted: Iterable[int], draw: Callable[[Indices, int], Indices]) -> Indices:
+    """Return samples of all classes: `draw` gets the indices of a class and the wanted number of samples."""
+    drawn = [draw(np.flatnonzero(labels == label), count) for label, count in enumerate(wanted)]
+    return np.concatenate(drawn).astype(np.int64)

@@ -18,7 +18,7 @@ CROP_PADDING = 8
 
 
 def tinyimagenet(root: Path) -> Dataset:
-    """Return 110,000 images of two hundred classes from ROOT/tiny-imagenet-200; its `val` part is for testing."""
+    """Return TinyImageNet from ROOT/tiny-imagenet-200: 110,000 images of two hundred classes; `val` is the test set."""
     folder = root / "tiny-imagenet-200"
     names = sorted(p.name for p in (folder / "train").glob("*") if p.is_dir())
     number = {name: i for i, name in enumerate(names)}
@@ -26,10 +26,10 @@ def tinyimagenet(root: Path) -> Dataset:
     try:
         lines = [line.split("\t") for line in annotations.read_text("utf-8").splitlines()]
         test = [(folder / "val" / "images" / line[0], number[line[1]]) for line in lines]
-    except (OSError, LookupError, UnicodeDecodeError) as error:
+    except (OSError, LookupError, UnicodeDecodeError):
         raise FedslrError(
-            f"data.root: {annotations} is missing, damaged or names a class that is not in train/ ({error}); get the "
-            f"dataset with `fedslr data fetch tinyimagenet --root {root}`"
+            f"data.root: {annotations} is missing, damaged, or names a class that train/ lacks; get the dataset with "
+            f"`fedslr data fetch tinyimagenet --root {root}`"
         ) from None
     # Names compare ten times as fast as paths.
     files = {n: sorted((folder / "train" / n / "images").glob("*.JPEG"), key=attrgetter("name")) for n in names}

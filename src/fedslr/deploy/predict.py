@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedslr.core.errors import FedslrError
-from fedslr.data.arrays import as_tensor, require_finite
+from fedslr.data.client_data import as_tensor, require_finite
 from fedslr.data.normalization import UNIT
 from fedslr.data.npz_files import read_npz
 from fedslr.deploy import options

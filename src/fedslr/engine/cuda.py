@@ -23,7 +23,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedslr.core import tree
-from fedslr.core.generators import leave_capture
+from fedslr.core.seeds import leave_capture
 from fedslr.core.types import Payload, Round
 from fedslr.data.normalization import inputs
 from fedslr.engine.batched import Batched, T, may_come_from_vmap, require_alike, round_tensors

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedslr.core import seeds
-from fedslr.core.generators import seeded
+from fedslr.core.seeds import seeded
 from fedslr.core.types import Params, Payload, Round
 from fedslr.data.batches import EVALUATION_ROUND, ShuffledData
 from fedslr.engine import contract

@@ -14,8 +14,7 @@ from fedslr.core.errors import FedslrError
 from fedslr.core.group import Group
 from fedslr.core.problem import Problem
 from fedslr.core.types import Loss
-from fedslr.data.client_placement import clients_on_device
-from fedslr.data.federation import Federation
+from fedslr.data.federation import Federation, clients_on_device
 from fedslr.engine import preflight
 from fedslr.engine.settings import Settings
 from fedslr.engine.workload import Workload

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedslr.core.errors import FedslrError
-from fedslr.core.generators import leave_capture
+from fedslr.core.seeds import leave_capture
 from fedslr.export import onnx_file
 from fedslr.export.torch_program import explained
 

@@ -10,20 +10,12 @@ from torch import nn
 
 from fedslr.core import plugins
 from fedslr.core.errors import FedslrError, suggest
-from fedslr.models.cnn import CNN
-from fedslr.models.mlp import MLP
-from fedslr.models.resnet import ResNet18
-from fedslr.models.vit import ViT
+from fedslr.models.networks import CNN, MLP, ResNet18, ViT
 
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
-"""A function that makes a model from the shape of an input and the number of classes."""
+"""A function that makes a model from the shape of one input and the number of classes."""
 
-MODELS: dict[str, ModelFactory] = {
-    "cnn": CNN,
-    "mlp": MLP,
-    "resnet18": ResNet18,
-    "vit": ViT,
-}
+MODELS: dict[str, ModelFactory] = {"cnn": CNN, "mlp": MLP, "resnet18": ResNet18, "vit": ViT}
 
 
 def build(model: str | nn.Module, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
@@ -37,7 +29,7 @@ def build(model: str | nn.Module, input_shape: tuple[int, ...], num_classes: int
 
 
 def find_model(name: str) -> ModelFactory:
-    """Return the factory of a model: one of the table, or `module:function` of a user's own."""
+    """Return the factory of a built-in model, or a user's own function by its `module:function`."""
     if name in MODELS:
         return MODELS[name]
     if plugins.is_name(name):

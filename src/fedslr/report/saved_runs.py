@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fedslr.algorithms import naming
 from fedslr.channel import model_size
 from fedslr.core.errors import FedslrError
-from fedslr.core.toml import flatten
+from fedslr.core.schema import flatten
 from fedslr.storage import statistics
 from fedslr.storage.record import read_records
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedslr.core import plugins
 from fedslr.core.errors import FedslrError, Interrupted, show_traceback
-from fedslr.core.failures import machine_failure
+from fedslr.core.machine import machine_failure
 from fedslr.run import api
 from fedslr.run.recipes import Recipe
 from fedslr.storage.record import Record

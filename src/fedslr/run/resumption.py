@@ -8,7 +8,7 @@ from typing import Any
 
 from fedslr.core import schema
 from fedslr.core.algorithm import Algorithm
-from fedslr.core.toml import flatten
+from fedslr.core.schema import flatten
 from fedslr.run.recipe_text import dotted
 
 RESUMABLE = {"rounds", "device", "store", "memory_budget", "evaluate_every", "checkpoint_every", "checkpoint_minutes"}

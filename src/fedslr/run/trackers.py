@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 from fedslr.core.errors import FedslrError, suggest
-from fedslr.core.toml import flatten
+from fedslr.core.schema import flatten
 
 PROJECT = "fedslr"
 

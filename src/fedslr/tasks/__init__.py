@@ -1,1 +1,1 @@
-"""Learning tasks: losses."""
+"""Learning tasks; at present their losses."""

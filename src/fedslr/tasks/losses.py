@@ -1,4 +1,4 @@
-"""Losses by name: built-in ones and users' own."""
+"""Losses by name: the built-in ones, and users' own functions."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy}
 
 
 def find(name: str) -> Loss:
-    """Return the loss of a name: one of the table, or a user's own `module:function`."""
+    """Return a built-in loss, or a user's own function by its `module:function`."""
     return LOSSES.get(name) or plugins.function("loss", name)
