@@ -87,15 +87,8 @@ def slender(x: Tensor) -> LowRank:
     matrix = to_matrix(x)
     rows, columns = (matrix.any(axis).nonzero().flatten() for axis in (1, 0))
     if len(columns) <= len(rows):
-        return LowRank(matrix[:, columns], _positions(columns, matrix.shape[1], matrix), tuple(x.shape))
-    return LowRank(_positions(rows, matrix.shape[0], matrix), matrix[rows].mT, tuple(x.shape))
-
-
-def _positions(chosen: Tensor, size: int, like: Tensor) -> Tensor:
-    """Return the chosen columns of the identity."""
-    out = like.new_zeros(size, len(chosen))
-    out[chosen, torch.arange(len(chosen))] = 1
-    return out
+        return LowRank(matrix[:, columns], torch.eye(matrix.shape[1], dtype=x.dtype)[:, columns], tuple(x.shape))
+    return LowRank(torch.eye(matrix.shape[0], dtype=x.dtype)[:, rows], matrix[rows].mT, tuple(x.shape))
 
 
 def _joined(a: LowRank, b: LowRank) -> LowRank:

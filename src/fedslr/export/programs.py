@@ -39,24 +39,17 @@ def example(x: Tensor) -> tuple[tuple[Tensor], tuple[dict[int, Any]]]:
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Turn an exporter's exception into an error of one line."""
+def exporting(what: str) -> Iterator[None]:
+    """Run an exporter without gradients and unknown fused operations; turn its exception into an error of one line."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with torch.no_grad(), without_warnings():
+            yield
     except Exception as error:
         why = str(error.__cause__ or error).strip().partition("\n")[0] or type(error).__name__
         why = FIXED_BATCH if FIXED_BATCH_OF_TORCH in why else why + (NO_FLOAT64 if "NOT_IMPLEMENTED" in why else "")
         raise FedslrError(f"format: this model cannot be written as {what}: {why}") from error
-
-
-@contextmanager
-def exporting(what: str) -> Iterator[None]:
-    """Run an exporter without gradients and without fused operations that it does not know."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.no_grad(), without_warnings(), explained(what):
-            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
 
@@ -113,15 +106,14 @@ def has_onnx() -> bool:
 
 def onnx_bytes(model: nn.Module, x: Tensor, **notes: Any) -> bytes:
     """Return a model, or one layer, as an ONNX file; its metadata holds the notes as JSON."""
-    alone = is_plain(model) or isinstance(model, FactoredLayer)
     with exporting("an ONNX file"):
+        alone = is_plain(model) or isinstance(model, FactoredLayer)
         made = _layer_file(model) if alone else _model_file(model, x)
         for name, note in notes.items():
             if note is not None:
                 made.metadata_props.add(key=name, value=json.dumps(note, ensure_ascii=False))
         data: bytes = made.SerializeToString()
-        if not alone:
-            require_any_batch(onnx_answers(data), x)
+        require_any_batch(onnx_answers(data), x)
     return data
 
 

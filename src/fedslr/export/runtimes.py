@@ -94,9 +94,7 @@ class OnnxRuntime(Runtime):
     name = "onnxruntime"
 
     def ready(self, model: nn.Module, x: Tensor) -> Call:
-        data = programs.onnx_bytes(model.cpu(), x.cpu())
-        with programs.explained("an ONNX file"):
-            session = programs.session(data, self.device)
+        session = programs.session(programs.onnx_bytes(model.cpu(), x.cpu()), self.device)
         given = {session.get_inputs()[0].name: x.cpu().numpy()}
         return lambda: session.run(None, given)
 
