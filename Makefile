@@ -18,6 +18,7 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/rooms.py --check
+	$(BIN)/python scripts/sentences.py --limit 1
 
 check: lint test
 
