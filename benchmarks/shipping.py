@@ -31,7 +31,7 @@ from fedslr.algorithms.fedslr import Client
 from fedslr.core.matrix import LowRank, matrix_shape, to_matrix
 from fedslr.core.prox import soft_threshold
 from fedslr.export.model_export import SUFFIXES
-from fedslr.export.onnx_file import session as onnx_session
+from fedslr.export.programs import session as onnx_session
 from fedslr.export.runtimes import OnnxRuntime, Torch, milliseconds
 from fedslr.models.networks import ResNet18
 

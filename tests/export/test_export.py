@@ -25,16 +25,15 @@ from fedslr.channel import measuring
 from fedslr.core.matrix import LowRank, matrix_shape, to_matrix
 from fedslr.data.digits import DIGITS_SCALING
 from fedslr.data.normalization import Normalization
-from fedslr.export import Exported, latency, layer_forms, onnx_file, runtimes, safetensors_file, torch_program
+from fedslr.export import Exported, latency, layer_forms, programs, runtimes, safetensors_file
 from fedslr.export.factored_layers import FactoredLayer, RecomposedLayer, SparseAddition
-from fedslr.export.layer_parts import Layer, composed, slender
-from fedslr.export.layered_model import model_of_run
+from fedslr.export.layered_model import Layer, composed, model_of_run, slender
 from fedslr.export.model_card import escaped
 from fedslr.export.model_export import MAX_DIFFERENCE, SUFFIXES
 from fedslr.run import recipes
 from fedslr.run.api import run_recipe
 
-needs_onnx = pytest.mark.skipif(not onnx_file.has_onnx(), reason="onnx is an optional extra")
+needs_onnx = pytest.mark.skipif(not programs.has_onnx(), reason="onnx is an optional extra")
 FORMATS = ["safetensors", "torch", pytest.param("onnx", marks=needs_onnx)]
 OPTIONS: dict[str, Any] = {"rounds": 3, "clients_per_round": 3, "lr": 0.05, "personal_epochs": 2}
 
@@ -219,7 +218,7 @@ def test_a_personal_layer_takes_every_form(trained):
         "6.weight": ["sparse"],
         "8.weight": ["factors"],
     }
-    assert layer_forms.smallest_program(chosen.model, chosen.layers)["6.weight"] == "recomposed"
+    assert layer_forms.smallest_program(chosen)["6.weight"] == "recomposed"
 
 
 def wide_cnn() -> nn.Module:
@@ -242,7 +241,7 @@ def answers(made: Exported, model: nn.Module | None) -> Any:
     if made.facts.format == "safetensors":
         return fedslr.load_exported(made.path, model)
     data = made.path.read_bytes()
-    return torch_program.torch_answers(data) if made.facts.format == "torch" else onnx_file.onnx_answers(data)
+    return programs.torch_answers(data) if made.facts.format == "torch" else programs.onnx_answers(data)
 
 
 @pytest.mark.parametrize("method", fedslr.ALGORITHMS)
@@ -372,7 +371,7 @@ class Recurrent(nn.Module):
 def test_a_program_that_takes_one_size_of_batch_is_refused(format, batch, ragged, tmp_path, capfd):
     result = fedslr.run(fedslr.FedAvg(), ragged, model=Recurrent(), engine="eager", rounds=1)
     with pytest.raises(
-        fedslr.FedslrError, match="it would take batches of one size only; expected --format safe"
+        fedslr.FedslrError, match="the program would take batches of one size only; use --format safe"
     ) as said:
         fedslr.export(result, tmp_path / f"model{SUFFIXES[format]}", client=0, format=format, batch=batch)
     assert "\n" not in str(said.value)
@@ -431,7 +430,7 @@ def test_an_onnx_file_for_size_is_the_smaller_one_and_loads_in_silence(trained, 
     for purpose, plan in (("size", None), ("dense", {})):
         with pytest.MonkeyPatch.context() as patch:
             if plan is not None:
-                patch.setattr(layer_forms, "smallest_program", lambda model, layers: {})
+                patch.setattr(layer_forms, "smallest_program", lambda source: {})
             made = fedslr.export(trained, tmp_path / f"{purpose}.onnx", client=0, format="onnx")
         sizes[purpose] = made.facts.bytes
     assert made.facts.about["forms"] == {}
@@ -472,9 +471,9 @@ def prices(thin: float) -> Any:
 @pytest.mark.parametrize(("thin", "forms_chosen"), [(0.5, {"factors"}), (2.0, set()), (0.99, set())])
 def test_a_form_is_chosen_by_what_it_costs(thin, forms_chosen, trained, monkeypatch):
     chosen = model_of_run(trained, None)
-    plan = layer_forms.fastest(chosen.model, chosen.layers, chosen.x, Priced(monkeypatch, prices(thin)))
+    plan = layer_forms.fastest(chosen, Priced(monkeypatch, prices(thin)))
     assert set(plan.values()) == forms_chosen
-    assert plan in ({}, layer_forms.smallest(chosen.model, chosen.layers))
+    assert plan in ({}, layer_forms.smallest(chosen))
 
 
 def test_the_whole_is_measured_too(trained, monkeypatch):
@@ -486,7 +485,7 @@ def test_the_whole_is_measured_too(trained, monkeypatch):
             return 0.1 if isinstance(model, FactoredLayer) else 1.0
         return 9.0 if any(isinstance(m, FactoredLayer) for m in model.modules()) else 3.0
 
-    assert layer_forms.fastest(chosen.model, chosen.layers, chosen.x, Priced(monkeypatch, price)) == {}
+    assert layer_forms.fastest(chosen, Priced(monkeypatch, price)) == {}
 
 
 def test_grouped_convolutions_stay_dense(trained):
@@ -511,14 +510,14 @@ def test_a_layer_made_by_hand_is_the_layer_in_onnx(case):
     layer.weight.data = low.dense()
     x = torch.randn(3, 5, 9, 8)
     for made in (layer, FactoredLayer(layer, low)):
-        assert close(onnx_file.onnx_answers(onnx_file.onnx_bytes(made, x))(x), layer(x))
+        assert close(programs.onnx_answers(programs.onnx_bytes(made, x))(x), layer(x))
 
 
 @needs_onnx
 def test_a_linear_layer_made_by_hand_is_the_layer_in_onnx():
     for layer in (nn.Linear(7, 5), nn.Linear(7, 5, bias=False)):
         for x in (torch.randn(3, 7), torch.randn(2, 3, 7)):
-            assert close(onnx_file.onnx_answers(onnx_file.onnx_bytes(layer, x))(x), layer(x))
+            assert close(programs.onnx_answers(programs.onnx_bytes(layer, x))(x), layer(x))
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -548,7 +547,7 @@ def flipped(data: bytes) -> bytes:
     return data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
 
 
-MALFORMED = "the message's body is malformed"
+MALFORMED = "Error while deserializing"
 DAMAGES: dict[str, tuple[Any, str]] = {
     "a flipped bit": (flipped, "it is damaged: its SHA-256 does not match; export the model again"),
     "another description": (
@@ -558,7 +557,10 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "cut off": (lambda data: data[:-50], MALFORMED),
     "empty": (lambda data: b"", MALFORMED),
     "something else": (lambda data: safetensors.torch.save({"a": torch.ones(2)}), "it has no '__metadata__'"),
-    "of the future": (lambda data: forged(data, format=9), "it has format 9; this program reads format 1"),
+    "of the future": (
+        lambda data: forged(data, format=9),
+        "it has format 9, but this version of fedslr reads format 1",
+    ),
     "another architecture": (
         lambda data: forged(data, model={"name": "mlp", "input_shape": [1, 8, 8], "classes": 3}),
         r"Error\(s\) in loading state_dict for",
@@ -597,13 +599,16 @@ def test_a_model_of_ones_own_has_to_be_given(ragged, tmp_path):
         fedslr.load_exported(made.path)
     with pytest.raises(fedslr.FedslrError, match=r"in loading state_dict for Sequential: size mismatch"):
         fedslr.load_exported(made.path, mlp(classes=4))
-    with pytest.raises(fedslr.FedslrError, match=r"nowhere: cannot be loaded: .* No such file"):
+    with pytest.raises(fedslr.FedslrError, match=r"nowhere: cannot load this file: No such file"):
         fedslr.load_exported(tmp_path / "nowhere")
 
 
 def test_an_answer_that_differs_is_not_written(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(safetensors_file, "built", lambda data, model: lambda x: torch.zeros(len(x), 3))
-    with pytest.raises(fedslr.FedslrError, match=r"answers differ from the dense model's by .*; not written"):
+    with pytest.raises(
+        fedslr.FedslrError,
+        match=r"answers differ from the dense model's by .*, so it was not written; try another format",
+    ):
         fedslr.export(trained, tmp_path / "model", client=0)
     assert not list(tmp_path.iterdir())
 
@@ -721,7 +726,8 @@ def test_the_card_says_how_many_scores_there_are(tmp_path):
     result = fedslr.run(fedslr.FedAvg(), make_federation([12, 9]), mlp(classes=5), rounds=1, warn=lambda text: None)
     made = fedslr.export(result, tmp_path / "m", client=0)
     assert (
-        "`scores` has 5 numbers, of which the first 3 are those of the 3 classes; the largest" in made.card.read_text()
+        "`scores` has 5 numbers, of which the first 3 are those of the 3 classes; the class with the largest"
+        in made.card.read_text()
     )
 
 
@@ -734,7 +740,7 @@ def test_the_names_of_classes_go_with_a_model(tmp_path, format):
     federation = fedslr.Federation.from_arrays([client], class_names=names)
     result = fedslr.run(fedslr.FedAvg(), federation, model="mlp", rounds=1)
     made = fedslr.export(result, tmp_path / f"m{SUFFIXES[format]}", format=format)
-    assert "one number per class: 0 Katze, 1 a\\_dog, 2 鳥?; the largest" in made.card.read_text("utf-8")
+    assert "one number per class: 0 Katze, 1 a\\_dog, 2 鳥?; the class with the largest" in made.card.read_text("utf-8")
     if format == "safetensors":
         assert safetensors_file.decode(made.path.read_bytes())[0]["model"]["class_names"] == ["Katze", "a_dog", "鳥?"]
     if format == "onnx":
@@ -835,7 +841,7 @@ def test_what_onnxruntime_cannot_run_is_left_out(command, tmp_path):
     assert "torch cpu dense" in printed
     code, _, err = command("export", tmp_path / "double", "--global", "--format", "onnx")
     assert code == 2
-    assert "onnxruntime runs few kinds of layers in float64: expected a run with dtype = 'float32'" in err
+    assert "onnxruntime runs few kinds of layers in float64: train with dtype = 'float32'" in err
 
 
 def test_variants_of_a_personal_model(trained):
@@ -986,10 +992,10 @@ def test_a_damaged_clients_file_is_told_with_a_way_out(command, folder, tmp_path
 
 
 def test_a_missing_package_is_named(command, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_file, "find_spec", lambda name: None if name == "onnxruntime" else object())
+    monkeypatch.setattr(programs, "find_spec", lambda name: None if name == "onnxruntime" else object())
     code, _, err = command("export", folder, "--global", "--format", "onnx", "--out", tmp_path / "m.onnx")
     assert code == 2
-    assert err.strip().endswith("onnx needs onnxruntime, not installed; pip install 'fedslr[export]'")
+    assert err.strip().endswith("onnx needs the packages onnx, onnxscript, onnxruntime: pip install 'fedslr[export]'")
 
 
 # --- opening a run again --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from fedslr.export.layered_model import DEFAULT_BATCH
 from fedslr.export.model_card import model_name
 from fedslr.export.model_export import SUFFIXES, write
 from fedslr.export.model_export import export as of_run
-from fedslr.export.onnx_file import has_onnx
+from fedslr.export.programs import has_onnx
 from fedslr.export.runtimes import runtimes
 from fedslr.report.number_text import format_bytes, percent
 from fedslr.report.result_tables import Table

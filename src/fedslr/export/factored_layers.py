@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from math import prod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,29 +31,22 @@ class FactoredLayer(nn.Module):
     def __init__(self, layer: PlainLayer, weight: LowRank) -> None:
         super().__init__()
         self.shape = weight.shape
-        rank = max(1, weight.rank)
-        like: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-        biased = layer.bias is not None
+        u, v, rank = weight.u, weight.v, weight.rank
+        if rank == 0:
+            u, v, rank = u.new_zeros(len(u), 1), v.new_zeros(len(v), 1), 1
+        first, second = v.mT, u
         if isinstance(layer, nn.Linear):
-            self.first: PlainLayer = nn.Linear(layer.in_features, rank, bias=False, **like)
-            self.second: PlainLayer = nn.Linear(rank, layer.out_features, bias=biased, **like)
+            self.first: PlainLayer = nn.Linear(layer.in_features, rank, bias=False, device="meta")
+            self.second: PlainLayer = nn.Linear(rank, layer.out_features, bias=False, device="meta")
         else:
-            self.first, self.second = _thin_convolutions(layer, rank, biased, like)
-        self._fill(layer, weight)
-
-    def _fill(self, layer: PlainLayer, weight: LowRank) -> None:
-        first, second = weight.v.mT, weight.u
-        if weight.rank == 0:
-            first, second = first.new_zeros(1, first.shape[1]), second.new_zeros(len(second), 1)
-        if len(self.shape) == 4:
-            outputs, inputs, height, width = self.shape
-            first = first.reshape(-1, inputs, 1, width)
-            second = second.reshape(outputs, height, -1).mT.unsqueeze(-1)
-        with torch.no_grad():
-            self.first.weight.copy_(first)
-            self.second.weight.copy_(second)
-            if self.second.bias is not None and layer.bias is not None:
-                self.second.bias.copy_(layer.bias)
+            outputs, inputs, height, width = weight.shape
+            self.first = _thin_convolution(layer, inputs, rank, axis=1)
+            self.second = _thin_convolution(layer, rank, outputs, axis=0)
+            first = first.reshape(rank, inputs, 1, width)
+            second = second.reshape(outputs, height, rank).mT.unsqueeze(-1)
+        self.first.weight = nn.Parameter(first.contiguous())
+        self.second.weight = nn.Parameter(second.contiguous())
+        self.second.bias = layer.bias
 
     @property
     def weight(self) -> Tensor:
@@ -73,29 +65,23 @@ class FactoredLayer(nn.Module):
         return out
 
 
-def _thin_convolutions(layer: nn.Conv2d, rank: int, biased: bool, like: dict[str, Any]) -> tuple[nn.Conv2d, nn.Conv2d]:
-    def pad(axis: int) -> str | tuple[int, ...]:
-        """Return the padding of one axis and none of the other."""
-        given = layer.padding
-        return given if isinstance(given, str) else tuple(n if i == axis else 0 for i, n in enumerate(given))
+def _thin_convolution(layer: nn.Conv2d, inputs: int, outputs: int, axis: int) -> nn.Conv2d:
+    """Return the part of a convolution along one axis, without its weights."""
 
-    def only(values: tuple[int, ...], axis: int) -> tuple[int, int]:
-        return (values[0], 1) if axis == 0 else (1, values[1])
+    def along(values: tuple[int, ...], other: int) -> tuple[int, int]:
+        return (values[0], other) if axis == 0 else (other, values[1])
 
-    def thin(inputs: int, outputs: int, axis: int, bias: bool) -> nn.Conv2d:
-        return nn.Conv2d(
-            inputs,
-            outputs,
-            only(layer.kernel_size, axis),
-            only(layer.stride, axis),
-            pad(axis),  # type: ignore[arg-type]
-            only(layer.dilation, axis),
-            bias=bias,
-            padding_mode=layer.padding_mode,
-            **like,
-        )
-
-    return thin(layer.in_channels, rank, 1, False), thin(rank, layer.out_channels, 0, biased)
+    return nn.Conv2d(
+        inputs,
+        outputs,
+        along(layer.kernel_size, 1),
+        along(layer.stride, 1),
+        layer.padding if isinstance(layer.padding, str) else along(layer.padding, 0),
+        along(layer.dilation, 1),
+        bias=False,
+        padding_mode=layer.padding_mode,
+        device="meta",
+    )
 
 
 class SparseAddition(nn.Module):
@@ -115,7 +101,7 @@ class SparseAddition(nn.Module):
 
     @staticmethod
     def takes(layer: PlainLayer) -> bool:
-        """Return whether a layer pads with equally many zeros on both sides, as `unfold` does."""
+        """Return whether a layer pads both sides with the same number of zeros, as `unfold` does."""
         return isinstance(layer, nn.Linear) or (layer.padding_mode == "zeros" and not isinstance(layer.padding, str))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,7 +114,7 @@ class SparseAddition(nn.Module):
 
 
 class RecomposedLayer(nn.Module):
-    """A layer that stores its weight in parts and puts it together for every batch: small on disk, and slower.
+    """A layer that stores its weight in parts and computes it from them for every batch: small on disk, and slower.
 
     onnxruntime multiplies the factors of an ONNX file once, when it loads the file.
     """
@@ -140,26 +126,26 @@ class RecomposedLayer(nn.Module):
         self.plain = [layer]
         self.bias = layer.bias
         # Archives of torch.export cannot hold empty tensors, such as factors of rank 0.
-        given = low if low is not None and low.rank else None
-        self.register_buffer("u", None if given is None else given.u)
-        self.register_buffer("v", None if given is None else given.v)
-        flat = None if rest is None else rest.detach().flatten()
-        self.register_buffer("positions", None if flat is None else flat.nonzero().flatten().int())
-        self.register_buffer("values", None if flat is None else flat[flat != 0])
-        self.u: Tensor | None
-        self.v: Tensor | None
-        self.positions: Tensor | None
-        self.values: Tensor | None
+        self.has_factors, self.has_rest = low is not None and low.rank > 0, rest is not None
+        if low is not None and self.has_factors:
+            self.register_buffer("u", low.u)
+            self.register_buffer("v", low.v)
+        if rest is not None:
+            flat = rest.detach().flatten()
+            self.register_buffer("positions", flat.nonzero().flatten().int())
+            self.register_buffer("values", flat[flat != 0])
+        self.u: Tensor
+        self.v: Tensor
+        self.positions: Tensor
+        self.values: Tensor
 
     @property
     def weight(self) -> Tensor:
         """The dense weight."""
-        parts = []
-        if self.u is not None and self.v is not None:
-            parts.append(from_matrix(self.u @ self.v.mT, self.shape))
-        if self.positions is not None and self.values is not None:
-            nothing = torch.zeros(prod(self.shape), dtype=self.values.dtype, device=self.values.device)
-            parts.append(nothing.scatter(0, self.positions.long(), self.values).reshape(self.shape))
+        parts = [from_matrix(self.u @ self.v.mT, self.shape)] if self.has_factors else []
+        if self.has_rest:
+            zeros = torch.zeros(prod(self.shape), dtype=self.values.dtype, device=self.values.device)
+            parts.append(zeros.scatter(0, self.positions.long(), self.values).reshape(self.shape))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     def forward(self, x: Tensor) -> Tensor:

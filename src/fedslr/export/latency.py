@@ -13,9 +13,8 @@ import torch
 from fedslr.core.durable import write_durably
 from fedslr.core.errors import FedslrError
 from fedslr.export import layer_forms, safetensors_file
-from fedslr.export.layer_forms import Forms
-from fedslr.export.layered_model import LayeredModel, about_run, describe, model_of_run
-from fedslr.export.runtimes import Runtime, milliseconds
+from fedslr.export.layered_model import Forms, LayeredModel, about_run, describe, model_of_run
+from fedslr.export.runtimes import Runtime
 from fedslr.report.number_text import format_bytes
 from fedslr.report.result_tables import Table
 from fedslr.report.run_groups import group_runs
@@ -31,38 +30,23 @@ Warn = Callable[[str], None]
 
 def variants(source: LayeredModel, runtime: Runtime) -> dict[str, Forms]:
     """Return the forms to compare, without those that equal the dense model."""
-    model, layers = source.model, source.layers
-    sparse = layer_forms.uniform(model, layers, "sparse") if runtime.sparse else {}
-    factors = layer_forms.smallest(model, layers)
-    found = {"factorised": factors, "sparse": {**factors, **sparse} if sparse else {}}
-    return {"dense": {}, **{name: forms for name, forms in found.items() if forms}}
+    factors = layer_forms.smallest(source)
+    sparse = layer_forms.uniform(source, "sparse") if runtime.sparse else {}
+    found = {"dense": {}, "factorised": factors, "sparse": {**factors, **sparse} if sparse else {}}
+    return {name: forms for name, forms in found.items() if forms or name == "dense"}
 
 
-def times(source: LayeredModel, runtime: Runtime, repeat: int) -> tuple[dict[str, float], Forms]:
-    """Return the milliseconds of every variant and of the fastest form of each layer; and those forms."""
-    best = layer_forms.fastest(source.model, source.layers, source.x, runtime)
-    plans = {**variants(source, runtime), "chosen": best}
-    # Equal plans are measured once.
-    same = {name: next(other for other in plans if plans[other] == plan) for name, plan in plans.items()}
-    calls = {}
-    for name in set(same.values()):
-        calls[name] = runtime.ready(layer_forms.in_forms(source.model, source.layers, plans[name]), source.x)
-    took = milliseconds(calls, repeat)
-    return {name: took[other] for name, other in same.items()}, best
-
-
-def measure(
-    result: Result, client: int | None, batch: int, repeat: int, runtimes: Sequence[Runtime], warn: Warn
-) -> Row:
+def measure(result: Result, source: LayeredModel, repeat: int, runtimes: Sequence[Runtime], warn: Warn) -> Row:
     """Return the figures of one model of a run with every runtime."""
-    source = model_of_run(result, client, batch)
-    about = describe(about_run(result), source, {})
-    data, numbers = safetensors_file.encode(about, source.layers, source.others)
+    data, numbers = safetensors_file.encode(describe(about_run(result), source, {}), source.layers, source.others)
     row: Row = {"parameters": numbers, "bytes": len(data), "ms": {}, "chosen": {}}
     for runtime in runtimes:
         key = f"{runtime.name} {runtime.device}"
         try:
-            row["ms"][key], row["chosen"][key] = times(source, runtime, repeat)
+            best = layer_forms.fastest(source, runtime)
+            plans = {**variants(source, runtime), "chosen": best}
+            row["ms"][key] = layer_forms.plan_times(source, plans, runtime, repeat)
+            row["chosen"][key] = best
         except FedslrError as error:
             warn(f"left out: {key}: {error}")
     return row
@@ -79,22 +63,22 @@ def measured_rows(
             if client is None and not result.has_global_model:
                 warn(f"left out: {run.folder}: {run.summary['algorithm']} has no global model (see --client)")
                 continue
-            row = measure(result, client, batch, repeat, runtimes, warn)
+            row = measure(result, model_of_run(result, client, batch), repeat, runtimes, warn)
             yield {"run": str(run.folder), "labels": {**group.labels, **seed}, **row}
 
 
 def latency_table(found: Sequence[Row]) -> Table:
-    """Return the figures, the largest model first."""
+    """Return the figures as a table, the largest model first."""
     found = sorted(found, key=lambda row: -row["parameters"])
-    times = {(key, name) for row in found for key, took in row["ms"].items() for name in took}
-    columns = [(k, name) for k in dict.fromkeys(k for row in found for k in row["ms"]) for name in VARIANTS]
-    columns = [column for column in columns if column in times]
-    labels = list(found[0]["labels"])
+    measured = {(key, name): None for row in found for key, took in row["ms"].items() for name in took}
+    keys = dict.fromkeys(key for key, _ in measured)
+    columns = [(key, name) for key in keys for name in VARIANTS if (key, name) in measured]
     rows = []
     for row in found:
         taken = [row["ms"].get(key, {}).get(name) for key, name in columns]
         cells = [*row["labels"].values(), f"{row['parameters']:,}", format_bytes(row["bytes"])]
         rows.append([*cells, *("–" if value is None else f"{value:.2f}" for value in taken)])
+    labels = list(found[0]["labels"])
     return Table([*labels, "parameters", "file", *(f"{key} {name}" for key, name in columns)], rows, len(labels))
 
 

@@ -1,25 +1,121 @@
-"""A trained model by its layers, where it comes from, and the description of both that a file carries."""
+"""A trained model by its layers, its origin, and the description of both that a file carries.
+
+Every layer is the sum of a low-rank part and a remainder, as the method that trained it keeps them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fedslr.channel import measuring
+from fedslr.core import factored
 from fedslr.core.errors import FedslrError
-from fedslr.core.matrix import is_matrix
+from fedslr.core.matrix import LowRank, is_matrix, to_matrix
 from fedslr.core.types import Params, Payload
-from fedslr.export.layer_forms import Forms
-from fedslr.export.layer_parts import Layer, composed
-from fedslr.export.torch_program import Answers
+from fedslr.export.programs import Answers
 from fedslr.models import MODELS
 from fedslr.run.result import Result
 
 DEFAULT_BATCH = 20
 """Samples in the batch that forms are measured and answers are compared with."""
+Forms = dict[str, str]
+"""The form of every layer that is not dense, by the name of its weight: factors, sparse or recomposed."""
+MAX_SPARSE_DENSITY = 0.2
+"""A remainder with a larger share of non-zeros is not tried as a sparse product."""
+RECOMPOSITION_BYTES = 2048
+"""Approximate size of the operations that compute a weight from its parts in a program."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One parameter: whole = low + rest, either of which may be None."""
+
+    whole: Tensor
+    low: LowRank | None = None
+    rest: Tensor | None = None
+
+    @cached_property
+    def factors(self) -> LowRank | None:
+        """The whole as factors if they have fewer entries than the matrix, r(m + n) < mn; else None.
+
+        A remainder with few non-zero rows or columns is low-rank too.
+        """
+        if self.low is None:
+            return None
+        both = self.low if self.rest is None else _joined(self.low, slender(self.rest))
+        return both if factored.factors_are_smaller(both) else None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether there is a sparse remainder."""
+        return self.rest is not None and int(torch.count_nonzero(self.rest)) <= MAX_SPARSE_DENSITY * self.rest.numel()
+
+    def bytes_by_form(self) -> dict[str, int]:
+        """Return the bytes that a program stores in each form; `recomposed` stores a 32-bit position per non-zero."""
+        width = self.whole.element_size()
+        low = 0 if self.low is None else self.low.numbers * width
+        rest = 0 if self.rest is None else int(torch.count_nonzero(self.rest)) * (width + 4)
+        found = {"dense": self.whole.numel() * width}
+        if self.factors is not None:
+            found["factors"] = self.factors.numbers * width
+        if low + rest:
+            found["recomposed"] = low + rest + RECOMPOSITION_BYTES
+        return found
+
+    def stored(self, form: str) -> dict[str, Tensor | LowRank]:
+        """Return the tensors that a file stores: the parts of the form; for a dense layer, the fewest bytes."""
+        if self.low is None:
+            return {"": self.whole}
+        parts: dict[str, Tensor | LowRank] = {"": self.low}
+        if self.rest is not None:
+            parts["added"] = self.rest
+        if form != "dense":
+            return parts
+        return min(parts, {"": self.whole}, key=lambda stored: measuring.measure(stored).bytes)
+
+
+def slender(x: Tensor) -> LowRank:
+    """Return a tensor as exact factors: the non-zero rows or columns of its matrix, and their positions."""
+    matrix = to_matrix(x)
+    rows, columns = (matrix.any(axis).nonzero().flatten() for axis in (1, 0))
+    if len(columns) <= len(rows):
+        return LowRank(matrix[:, columns], torch.eye(matrix.shape[1], dtype=x.dtype)[:, columns], tuple(x.shape))
+    return LowRank(torch.eye(matrix.shape[0], dtype=x.dtype)[:, rows], matrix[rows].mT, tuple(x.shape))
+
+
+def _joined(a: LowRank, b: LowRank) -> LowRank:
+    """Return a + b."""
+    return LowRank(torch.cat([a.u, b.u], 1), torch.cat([a.v, b.v], 1), a.shape)
+
+
+def composed(kept: Payload, model: Params) -> dict[str, Layer]:
+    """Return every layer of a model as the sum of the parts that a method keeps, if they add up to the layer.
+
+    The parts of `w + p` do. A mixture, or a model that was adapted on the client's data, is stored in full.
+    """
+    trees = list(kept.values()) if all(isinstance(x, dict) for x in kept.values()) else [kept]
+    trees = [factored.to_device(tree, "cpu") for tree in trees]
+    return {name: _layer(x.detach().cpu(), [tree[name] for tree in trees if name in tree]) for name, x in model.items()}
+
+
+def _layer(whole: Tensor, terms: list[Tensor | LowRank]) -> Layer:
+    factors = [term for term in terms if isinstance(term, LowRank)]
+    rest = sum((term for term in terms if isinstance(term, Tensor)), torch.zeros_like(whole))
+    total = sum((term.dense() for term in factors), rest)
+    low = functools.reduce(_joined, factors) if factors else None
+    tolerance = 1e-7 * float(whole.abs().max()) if whole.numel() else 0.0
+    adds_up = torch.allclose(total, whole, rtol=1e-5, atol=tolerance)
+    if not adds_up or (low is not None and not factored.factors_are_smaller(low)):
+        return Layer(whole, rest=whole)
+    return Layer(whole, low, rest if bool(rest.any()) else None)
 
 
 class LayeredModel(NamedTuple):
@@ -29,7 +125,7 @@ class LayeredModel(NamedTuple):
     model: nn.Module
     layers: dict[str, Layer]
     others: dict[str, Tensor]
-    """The rest of its state dict: buffers, and parameters that do not train."""
+    """The rest of its state dict: buffers, and parameters that are not trained."""
     x: Tensor
 
     @property
@@ -42,11 +138,11 @@ class LayeredModel(NamedTuple):
 
 
 class ModelOrigin(NamedTuple):
-    """A model, the run it comes from, and how the accuracy of an exported file is measured."""
+    """A model, the run it comes from, and the way to measure the accuracy of an exported file."""
 
     source: LayeredModel
     about: dict[str, Any]
-    """Method, dataset, clients, rounds and those left, seed, and the form of the inputs."""
+    """Method, dataset, clients, rounds and remaining rounds, seed, and the form of the inputs."""
     hyperparameters: dict[str, Any]
     accuracy: Callable[[Answers], tuple[float | None, int]]
     """Returns, from a file's answers, its accuracy and the number of samples; 0 for a mean over clients."""
@@ -61,9 +157,9 @@ def layered_model(client: int | None, model: nn.Module, params: Params, kept: Pa
 
 def model_of_run(result: Result, client: int | None, batch: int = DEFAULT_BATCH) -> LayeredModel:
     """Return the personal model of a client, or without a client the global model."""
-    if client is None and not result.has_global_model:
-        raise FedslrError(f"global: {result.algorithm.name} has no global model; expected --client NUMBER")
     if client is None:
+        if not result.has_global_model:
+            raise FedslrError(f"global: {result.algorithm.name} has no global model; expected --client NUMBER")
         params, kept, model = result.global_params, result.global_parts(), result.global_model()
     else:
         params, kept = result.personal_params(client), result.personal_parts(client)
@@ -71,36 +167,31 @@ def model_of_run(result: Result, client: int | None, batch: int = DEFAULT_BATCH)
     held = result.federation.clients[client or 0]
     x = held.x_test if len(held.x_test) else held.x
     # A client with fewer samples repeats them.
-    x = _as_inputs(result, x[torch.arange(batch) % len(x)], next(model.parameters()).dtype)
-    return layered_model(client, model, params, kept, x)
-
-
-def _as_inputs(result: Result, x: Tensor, dtype: torch.dtype) -> Tensor:
-    shown = result.federation.inputs(x)
-    return shown.to(dtype) if shown.is_floating_point() else shown
+    x = result.federation.inputs(x[torch.arange(batch) % len(x)])
+    return layered_model(
+        client, model, params, kept, x.to(next(model.parameters()).dtype) if x.is_floating_point() else x
+    )
 
 
 def origin_in_run(result: Result, client: int | None, batch: int) -> ModelOrigin:
-    hyperparameters = dataclasses.asdict(result.algorithm)  # type: ignore[call-overload]
+    """Return a model of a run and its origin."""
     source = model_of_run(result, client, batch)
-    return ModelOrigin(source, about_run(result), hyperparameters, lambda answers: _accuracy(result, client, answers))
 
+    def accuracy(answers: Answers) -> tuple[float | None, int]:
+        if client is None:
+            return result.summary["accuracy"]["global"], 0
+        held = result.federation.clients[client]
+        if not len(held.y_test):
+            return None, 0
+        scores = answers(result.federation.inputs(held.x_test).to(source.x.dtype))
+        return float((scores.argmax(1) == held.y_test).double().mean()), len(held.y_test)
 
-@torch.no_grad()
-def _accuracy(result: Result, client: int | None, answers: Answers) -> tuple[float | None, int]:
-    """Return a file's accuracy on the client's test set; for the global model, the recorded mean over clients."""
-    if client is None:
-        return result.summary["accuracy"]["global"], 0
-    held = result.federation.clients[client]
-    tested = len(held.y_test)
-    if not tested:
-        return None, 0
-    dtype = next(iter(result.personal_params(client).values())).dtype
-    scores = answers(_as_inputs(result, held.x_test, dtype))
-    return float((scores.argmax(1) == held.y_test).double().mean()), tested
+    hyperparameters = dataclasses.asdict(result.algorithm)  # type: ignore[call-overload]
+    return ModelOrigin(source, about_run(result), hyperparameters, accuracy)
 
 
 def about_run(result: Result) -> dict[str, Any]:
+    """Return the facts of a run that the description of a model needs."""
     federation, summary = result.federation, result.summary
     return {
         "input_shape": list(federation.input_shape),
@@ -119,24 +210,21 @@ def readable(name: str) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
-@torch.no_grad()
-def describe(known: Mapping[str, Any], source: LayeredModel, forms: Forms) -> dict[str, Any]:
-    """Return the description in a file: how to build the model again, and where it comes from."""
-    names, client = known.get("client_names"), source.client
+def describe(about: Mapping[str, Any], source: LayeredModel, forms: Forms) -> dict[str, Any]:
+    """Return the description in a file: how to build the model again, and its origin."""
+    about, client = dict(about), source.client
+    names = about.pop("client_names", None)
     return {
         "model": {
             "name": next((name for name, made in MODELS.items() if made is type(source.model)), None),
             "class": type(source.model).__name__,
-            "input_shape": known["input_shape"],
-            "classes": known["classes"],
             "scores": source.model(source.x).shape[1],
-            "class_names": known["class_names"],
+            **{key: about.pop(key) for key in ("input_shape", "classes", "class_names")},
         },
         "dtype": str(next(source.model.parameters()).dtype).removeprefix("torch."),
-        "normalization": known["normalization"],
         "forms": forms,
         "layers": sum(is_matrix(layer.whole) for layer in source.layers.values()),
         "client": client,
         "client_name": None if names is None or client is None else readable(names[client]),
-        **{key: known[key] for key in ("method", "dataset", "clients", "rounds", "seed", "rounds_left")},
+        **about,
     }

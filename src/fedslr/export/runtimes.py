@@ -1,19 +1,18 @@
-"""The runtimes of a model (torch and onnxruntime), and the milliseconds they take for a batch."""
+"""The runtimes of a model (torch and onnxruntime), and the milliseconds that they take for a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from statistics import median
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedslr.core.errors import FedslrError
 from fedslr.core.seeds import leave_capture
-from fedslr.export import onnx_file
-from fedslr.export.torch_program import explained
+from fedslr.export import programs
 
 WARM_UP_CALLS = 3
 Call = Callable[[], Any]
@@ -31,25 +30,24 @@ def milliseconds(calls: Mapping[str, Call], repeat: int) -> dict[str, float]:
     return {name: median(times) for name, times in took.items()}
 
 
-class Runtime(Protocol):
-    """A program that runs models."""
+class Runtime:
+    """A program that runs models on a device."""
 
     name: str
-    device: str
-    sparse: bool
+    sparse = False
     """Whether it can run sparse products."""
-
-    def ready(self, model: nn.Module, x: Tensor) -> Call:
-        """Return a call that runs a model, or one layer, on a batch."""
-        ...
-
-
-class Torch:
-    name = "torch"
-    sparse = True
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
+
+    def ready(self, model: nn.Module, x: Tensor) -> Call:
+        """Return a call that runs a model, or one layer, on a batch."""
+        raise NotImplementedError
+
+
+class Torch(Runtime):
+    name = "torch"
+    sparse = True
 
     def ready(self, model: nn.Module, x: Tensor) -> Call:
         placed, batch = model.to(self.device), x.to(self.device)
@@ -92,17 +90,11 @@ class RecordedTorch(Torch):
         return replay
 
 
-class OnnxRuntime:
+class OnnxRuntime(Runtime):
     name = "onnxruntime"
-    sparse = False
-
-    def __init__(self, device: str = "cpu") -> None:
-        self.device = device
 
     def ready(self, model: nn.Module, x: Tensor) -> Call:
-        data = onnx_file.onnx_bytes(model.cpu(), x.cpu())
-        with explained("an ONNX file"):
-            session = onnx_file.session(data, self.device)
+        session = programs.session(programs.onnx_bytes(model.cpu(), x.cpu()), self.device)
         given = {session.get_inputs()[0].name: x.cpu().numpy()}
         return lambda: session.run(None, given)
 
@@ -111,10 +103,10 @@ def runtimes(device: str | None = None) -> list[Runtime]:
     """Return the runtimes of this machine: torch and, if it is installed, onnxruntime; on the CPU and on a GPU."""
     known = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     if device not in (None, *known):
-        raise FedslrError(f"device: got '{device}', expected {' or '.join(known)}, or nothing for all there are")
+        raise FedslrError(f"device: got '{device}', expected {' or '.join(known)}; leave it out to use every device")
     found: list[Runtime] = [Torch()]
     if "cuda" in known:
         found += [Torch("cuda"), RecordedTorch("cuda")]
-    if onnx_file.has_onnx():
-        found += [OnnxRuntime(device) for device in onnx_file.onnx_devices()]
+    if programs.has_onnx():
+        found += [OnnxRuntime(device) for device in programs.onnx_devices()]
     return [runtime for runtime in found if device in (None, runtime.device)]

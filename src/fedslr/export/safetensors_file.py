@@ -20,11 +20,11 @@ import safetensors.numpy
 import torch
 from torch import Tensor, nn
 
-from fedslr.channel import encoding, layout, packing
+from fedslr.channel import layout, packing
 from fedslr.core.errors import FedslrError
 from fedslr.core.matrix import LowRank
 from fedslr.export.layer_forms import in_forms
-from fedslr.export.layer_parts import Layer, stored_parts
+from fedslr.export.layered_model import Layer
 from fedslr.models import MODELS
 
 FORMAT = 1
@@ -33,8 +33,14 @@ MAX_REASON_LETTERS = 300
 
 
 def encode(about: Mapping[str, Any], layers: Mapping[str, Layer], others: Mapping[str, Tensor]) -> tuple[bytes, int]:
-    """Return the file of a model, from its layers and the rest of its state dict; and how many numbers it holds."""
-    packed = packing.pack({**stored_parts(layers, about["forms"]), "others": dict(others)})
+    """Return the file of a model, from its layers and the rest of its state dict; and its number of parameters."""
+    stored = {name: layer.stored(about["forms"].get(name, "dense")) for name, layer in layers.items()}
+    tree = {
+        "model": {name: kept[""] for name, kept in stored.items()},
+        "added": {name: kept["added"] for name, kept in stored.items() if "added" in kept},
+        "others": dict(others),
+    }
+    packed = packing.pack(tree)
     names = _names(packed.arrays["header"])
     arrays = {names[key]: np.asarray(array, order="C") for key, array in packed.arrays.items()}
     text = json.dumps({"format": FORMAT, **about}, separators=(",", ":"))
@@ -61,14 +67,14 @@ def _names(header: layout.Array) -> dict[str, str]:
 
 
 def decode(data: bytes) -> tuple[dict[str, Any], dict[str, Layer], dict[str, Tensor]]:
-    """Return the description, the layers and the rest of the state dict; a ValueError for a damaged file."""
-    arrays = encoding.load_arrays(data)
+    """Return the description, the layers and the rest of the state dict; raise an exception for a damaged file."""
+    arrays = safetensors.numpy.load(data)
     metadata = json.loads(data[8 : _index_end(data)])["__metadata__"]
     about = json.loads(metadata["fedslr"])
-    future = about["format"] != FORMAT
-    if future or metadata["sha256"] != _digest(metadata["fedslr"], data):
-        why = f"it has format {about['format']!r}; this program reads format {FORMAT}"
-        raise FedslrError(why if future else "it is damaged: its SHA-256 does not match; export the model again")
+    if about["format"] != FORMAT:
+        raise FedslrError(f"it has format {about['format']!r}, but this version of fedslr reads format {FORMAT}")
+    if metadata["sha256"] != _digest(metadata["fedslr"], data):
+        raise FedslrError("it is damaged: its SHA-256 does not match; export the model again")
     names = _names(arrays[HEADER])
     tree = packing.unpack({key: arrays[name] for key, name in names.items() if name in arrays})
     parts, added = tree.get("model", {}), tree.get("added", {})
@@ -82,20 +88,30 @@ def _layer(part: Tensor | LowRank, added: Tensor | None) -> Layer:
 
 
 def load_exported(path: str | Path, model: nn.Module | None = None) -> nn.Module:
-    """Return the model in a safetensors file that `fedslr export` wrote, ready to run; no run folder is needed.
+    """Load a safetensors file that `fedslr export` wrote; no run folder is needed, and nothing is unpickled.
 
     Args:
         path: The file.
         model: A module of the same architecture, if the model is your own: the file holds its weights, not its code.
             The weights of the module do not matter. A built-in model is built from the file's description.
+
+    Returns:
+        The model, ready to run.
+
+    Raises:
+        FedslrError: The file is missing or damaged, or the module does not fit it.
+
+    Example:
+        model = fedslr.load_exported("runs/one/export/client-7.safetensors")
+        scores = model(inputs)
     """
     try:
         return built(Path(path).read_bytes(), model)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-        lines = [line.strip().rstrip(".") for line in str(error).splitlines()]
-        why = ("it has no " if isinstance(error, KeyError) else "") + " ".join(lines)[:MAX_REASON_LETTERS]
-        wanted = "give the file that `fedslr export` wrote and, for a model of your own, a module of its architecture"
-        raise FedslrError(f"{path}: cannot be loaded: {why}; {wanted}") from error
+    except Exception as error:
+        why = getattr(error, "strerror", None) or " ".join(line.strip(" \t.") for line in str(error).splitlines())
+        why = ("it has no " if isinstance(error, KeyError) else "") + why[:MAX_REASON_LETTERS]
+        wanted = "give a file that `fedslr export` wrote and, for a model of your own, a module of its architecture"
+        raise FedslrError(f"{path}: cannot load this file: {why}; {wanted}") from error
 
 
 def built(data: bytes, model: nn.Module | None = None) -> nn.Module:
@@ -108,9 +124,9 @@ def built(data: bytes, model: nn.Module | None = None) -> nn.Module:
 
 
 def _template(kind: Mapping[str, Any]) -> nn.Module:
-    """Return the built-in architecture of this name, without weights. A file names no code but fedslr's."""
+    """Return the built-in architecture of this name, without weights. A file cannot name other code."""
     if kind["name"] not in MODELS:
-        raise FedslrError("it holds the weights of a model of your own, whose module is not given")
+        raise FedslrError("it holds the weights of a model of your own, and no module was given")
     # A wrong size takes no memory on this device; the weights will not fit it.
     with torch.device("meta"):
         return MODELS[kind["name"]](tuple(kind["input_shape"]), kind["classes"])
