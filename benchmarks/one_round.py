@@ -42,7 +42,7 @@ class Follower:
 
     @property
     def model(self) -> Params:
-        shared: Params = self.run.state.held.server.w
+        shared: Params = self.run.state.server_state.server.w
         return shared
 
     def round(self) -> Params:
@@ -52,8 +52,8 @@ class Follower:
     def round_after(self, model: Params, done: int) -> Params:
         """The model that a round makes of another's. Clients of FedAvg keep nothing: it is all there is to set."""
         state = self.run.state
-        state.begin(state.start, ServerState(Server({k: x.clone() for k, x in model.items()}), ()), done)
-        self.run._expected = None
+        state.restart(state.start, ServerState(Server({k: x.clone() for k, x in model.items()}), ()), done)
+        self.run.training._expected = {}
         return self.round()
 
     @torch.no_grad()

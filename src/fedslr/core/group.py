@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -41,9 +41,6 @@ class Group:
     def add_counts(self, own: Sequence[int]) -> list[int]:
         """Return the sums over all processes of some counts."""
         return [sum(counts) for counts in zip(*self.gather(list(own)), strict=True)]
-
-    def require_same_run(self, description: Callable[[], Any], num_clients: int, server_sees: str) -> None:
-        """Refuse processes that were given different runs, and runs that several processes cannot share."""
 
     def stop(self) -> bool:
         """Return whether the run is to stop after this round; all processes return the same."""

@@ -55,17 +55,6 @@ class Several(Group):
         self._stop = asked > 0
         return _restored(total[2:], shape, device), weight
 
-    def require_same_run(self, description: Callable[[], Any], num_clients: int, server_sees: str) -> None:
-        if server_sees == "each":
-            raise FedslrError("torchrun: this method's server must see every upload; run it in one process")
-        if self.size > num_clients:
-            raise FedslrError(
-                f"torchrun: {self.size} processes for {num_clients} clients; expected at most one for each"
-            )
-        mine = description()
-        if any(other != mine for other in self.gather(mine)):
-            raise FedslrError("torchrun: the processes were given different data, models or settings; seed them alike")
-
     def _agree_on_shape(self, own: Tree | None) -> Tree:
         """Return the shapes of an upload. A process without clients in the first round learns them from the others."""
         if self._shape is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from fedslr.core.types import Params, Payload, Round
 from fedslr.data.batches import EVALUATION_ROUND, ShuffledData
 from fedslr.engine import contract
 from fedslr.engine.results import ClientResult, Result
-from fedslr.engine.workload import Member, Workload
+from fedslr.engine.workload import Member, Participant, Workload
 
 T = TypeVar("T")
 
@@ -28,17 +28,12 @@ EVALUATION_BATCH = 1024
 class Eager:
     """Runs a method's functions as they are written."""
 
-    looks_ahead = False
-
     def __init__(self, work: Workload) -> None:
         self.work = work
         self.algorithm, self.problem, self.clients = work.algorithm, work.problem, work.clients
 
-    def train(
-        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload], round: Round
-    ) -> Iterable[Result]:
-        for number, member, payload in zip(cohort, members, payloads, strict=True):
-            yield self._train_one(number, member, payload, round)
+    def train(self, cohort: Iterable[Participant], round: Round) -> Iterable[Result]:
+        return (self._train_one(*participant, round) for participant in cohort)
 
     def _train_one(self, number: int, member: Member, payload: Payload, round: Round) -> ClientResult:
         client, upload, address = self.local_update(number, member, payload, round)
@@ -63,8 +58,8 @@ class Eager:
             made = self.algorithm.personalize(self.problem, own, received, data, round)
             return contract.require_state("personalize", made)
 
-    def expect(self, cohort: Sequence[int], members: Sequence[Member], round: Round) -> None:
-        pass
+    def expect(self, numbers: Sequence[int], member_of: Callable[[int], Member], round: Round) -> Mapping[int, Member]:
+        return {}
 
     def meanwhile(self, work: Callable[[], T]) -> Callable[[], T]:
         return work
@@ -97,21 +92,16 @@ class Eager:
             made = self.algorithm.personal_model(self.problem, client, received, self._data(number, EVALUATION_ROUND))
         return contract.require_model("personal_model", made, self.problem.params())
 
-    def personal_accuracy(
-        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload]
-    ) -> list[float | None]:
-        return [
-            self.accuracy(self.personal_model(number, member, payload), [number])[0]
-            for number, member, payload in zip(cohort, members, payloads, strict=True)
-        ]
+    def personal_accuracy(self, cohort: Iterable[Participant]) -> list[float | None]:
+        return [self._accuracy(self.personal_model(*one), [one.number])[0] for one in cohort]
 
-    @torch.no_grad()
-    def accuracy(self, params: Params, cohort: Sequence[int]) -> list[float | None]:
-        groups = [cohort[i : i + CLIENTS_IN_MEMORY] for i in range(0, len(cohort), CLIENTS_IN_MEMORY)]
+    def accuracy(self, params: Params, numbers: Sequence[int]) -> list[float | None]:
+        groups = [numbers[i : i + CLIENTS_IN_MEMORY] for i in range(0, len(numbers), CLIENTS_IN_MEMORY)]
         return [found for group in groups for found in self._accuracy(params, group)]
 
-    def _accuracy(self, params: Params, cohort: Sequence[int]) -> list[float | None]:
-        held = [self.clients[c] for c in cohort]
+    @torch.no_grad()
+    def _accuracy(self, params: Params, numbers: Sequence[int]) -> list[float | None]:
+        held = [self.clients[n] for n in numbers]
         x = torch.cat([h.x_test for h in held])
         y = torch.cat([h.y_test for h in held])
         if not len(y):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -11,22 +11,23 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedslr.channel.layout import Size
-from fedslr.channel.transport import Measured
+from fedslr.channel.transport import Measured, survey
 from fedslr.core import factored, tree
+from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import WireError
 from fedslr.core.states import plain
 from fedslr.core.types import Params, Payload, Round
-from fedslr.engine.workload import Member
+from fedslr.engine.aggregation import book
+from fedslr.engine.workload import Member, Participant
 
 T = TypeVar("T")
 
-Book = Callable[[Any, Payload, Tensor, Round], Any]
 Reading = Callable[[], list[Size]]
-"""Returns the size of every upload, or raises `Diverged`; it may wait for a GPU."""
+"""A function that returns the size of every upload, or raises `Diverged`; it may wait for a GPU."""
 
 
 class Diverged(Exception):
-    """The training of one client gave values that are not finite."""
+    """A client's training gave values that are not finite."""
 
     def __init__(self, slot: int, why: WireError) -> None:
         super().__init__(str(why))
@@ -46,16 +47,16 @@ class Result(Protocol):
         """Return Σ factor·upload."""
         ...
 
-    def upload(self, slot: int) -> Payload:
+    def upload_of(self, slot: int) -> Payload:
         """Return the upload of one client."""
         ...
 
-    def survey(self, transport: Measured) -> Reading:
+    def survey(self) -> Reading:
         """Begin to measure all uploads and to look for values that are not finite."""
         ...
 
-    def booked(self, book: Book, shares: Sequence[float], round: Round) -> list[Member]:
-        """Return every client after its ledger was booked."""
+    def booked(self, algorithm: Algorithm[Any, Any, Any], shares: Sequence[float], round: Round) -> list[Member]:
+        """Return every client after the counted share of its upload was booked in its ledger."""
         ...
 
 
@@ -64,26 +65,26 @@ class ClientResult(NamedTuple):
 
     member: Member
     """The client after training, with the ledger from before."""
-    sent: Payload
+    upload: Payload
     size: int = 1
 
     def weighted_sum(self, factors: Sequence[float]) -> Payload:
-        return tree.map(lambda x: x * factors[0], self.sent)
+        return tree.map(lambda x: x * factors[0], self.upload)
 
-    def upload(self, slot: int) -> Payload:
-        return self.sent
+    def upload_of(self, slot: int) -> Payload:
+        return self.upload
 
-    def survey(self, transport: Measured) -> Reading:
+    def survey(self) -> Reading:
         try:
-            size, _ = transport.send(self.sent)
+            size, _ = Measured().send(self.upload)
             factored.require_finite({"state": plain(self.member.client)})
         except WireError as error:
             raise Diverged(0, error) from error
         return lambda: [size]
 
-    def booked(self, book: Book, shares: Sequence[float], round: Round) -> list[Member]:
+    def booked(self, algorithm: Algorithm[Any, Any, Any], shares: Sequence[float], round: Round) -> list[Member]:
         share = torch.tensor(shares[0], dtype=torch.float64)
-        return [self.member._replace(ledger=book(self.member.ledger, self.sent, share, round))]
+        return [self.member._replace(ledger=book(algorithm, self.member.ledger, self.upload, share, round))]
 
 
 class CohortResult(NamedTuple):
@@ -97,7 +98,7 @@ class CohortResult(NamedTuple):
     size: int
 
     def first(self, size: int) -> CohortResult:
-        """Return the result of the first clients, without those that only filled up the cohort."""
+        """Return the result of the first clients, without the copies that pad the cohort."""
         if size == self.size:
             return self
         clients, ledgers, addresses, uploads = pytree.tree_map(lambda x: x[:size], tuple(self[:4]))
@@ -113,49 +114,42 @@ class CohortResult(NamedTuple):
 
         return tree.map(weighted, self.uploads)
 
-    def upload(self, slot: int) -> Payload:
+    def upload_of(self, slot: int) -> Payload:
         """Return a copy: the next round of an engine may overwrite the stacked uploads."""
         return tree.map(lambda x: x[slot].clone(), self.uploads)
 
-    def survey(self, transport: Measured) -> Reading:
-        read = transport.survey(self.uploads, plain(self.clients), self.size)
+    def survey(self) -> Reading:
+        read = survey(self.uploads, plain(self.clients), self.size)
 
         def sizes() -> list[Size]:
             found, suspects = read()
             for slot in suspects:
-                own = pytree.tree_map(lambda x, slot=slot: x[slot], (plain(self.clients), self.uploads))
+                client, upload = pytree.tree_map(lambda x, slot=slot: x[slot], (plain(self.clients), self.uploads))
                 try:
-                    factored.require_finite({**own[1], "state": own[0]})
+                    factored.require_finite({**upload, "state": client})
                 except WireError as error:
                     raise Diverged(slot, error) from error
             return found
 
         return sizes
 
-    def booked(self, book: Book, shares: Sequence[float], round: Round) -> list[Member]:
+    def booked(self, algorithm: Algorithm[Any, Any, Any], shares: Sequence[float], round: Round) -> list[Member]:
         ledgers = self.ledgers
         if pytree.tree_leaves(ledgers):
             each = _without_waiting(shares, pytree.tree_leaves(ledgers)[0].device)
-            ledgers = torch.vmap(lambda c, u, s: book(c, u, s, round))(ledgers, self.uploads, each)
+            ledgers = torch.vmap(lambda c, u, s: book(algorithm, c, u, s, round))(ledgers, self.uploads, each)
         return [Member(*parts) for parts in _unstack((self.clients, ledgers, self.addresses), self.size)]
 
 
 class Engine(Protocol):
-    """An engine, as the loop of a run uses it."""
+    """An engine, as the loop of a run uses it. A cohort may be iterated over more than once."""
 
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether `expect` prepares the next round."""
+    def train(self, cohort: Iterable[Participant], round: Round) -> Iterable[Result]:
+        """Train a cohort; yield results as clients finish, in the order of the cohort."""
         ...
 
-    def train(
-        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload], round: Round
-    ) -> Iterable[Result]:
-        """Train a cohort; give results as clients finish. `members` and `payloads` are in the order of `cohort`."""
-        ...
-
-    def expect(self, cohort: Sequence[int], members: Sequence[Member], round: Round) -> None:
-        """Prepare the next call of `train`, which will be for these very members."""
+    def expect(self, numbers: Sequence[int], member_of: Callable[[int], Member], round: Round) -> Mapping[int, Member]:
+        """Prepare the next round of training; return the members that were read for it, which must train in it."""
         ...
 
     def meanwhile(self, work: Callable[[], T]) -> Callable[[], T]:
@@ -166,13 +160,11 @@ class Engine(Protocol):
         """Return the personal model of one client."""
         ...
 
-    def personal_accuracy(
-        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload]
-    ) -> list[float | None]:
+    def personal_accuracy(self, cohort: Iterable[Participant]) -> list[float | None]:
         """Return each client's test accuracy under its personal model; None for a client without test data."""
         ...
 
-    def accuracy(self, params: Params, cohort: Sequence[int]) -> list[float | None]:
+    def accuracy(self, params: Params, numbers: Sequence[int]) -> list[float | None]:
         """Return each client's test accuracy under one model; None for a client without test data."""
         ...
 
@@ -182,7 +174,7 @@ class Engine(Protocol):
 
 
 def _without_waiting(values: Sequence[float], device: torch.device) -> Tensor:
-    """Return a vector in double precision; a GPU is not waited for, as it would be by a copy from ordinary memory."""
+    """Return a float64 vector on a device. A copy from pinned memory does not wait for the GPU."""
     vector = torch.tensor(values, dtype=torch.float64)
     return vector.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else vector
 
