@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fedslr
 import transcriptions as rows
 from conftest import cohort_of, make_arrays, make_federation, mlp, small_cnn
-from fedslr.channel import encoding
+from fedslr.channel import encoding, measuring
 from fedslr.core import tree
 from fedslr.core.matrix import dense
 from fedslr.data.batches import EVALUATION_ROUND
@@ -605,14 +605,20 @@ EVERYTHING = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 @pytest.mark.parametrize("name", fedslr.ALGORITHMS)
 def test_only_what_is_shared_travels(name, monkeypatch):
+    """Broadcasts are encoded; uploads are measured."""
     sent: list[list[str]] = []
-    real = encoding.encode
+    encode, measure = encoding.encode, measuring.measure
 
-    def spy(tree: Any) -> Any:
-        sent.append(list(encoding.decode(real(tree).data)))
-        return real(tree)
+    def encoded(tree: Any) -> Any:
+        sent.append(list(encoding.decode(encode(tree).data)))
+        return encode(tree)
 
-    monkeypatch.setattr(encoding, "encode", spy)
+    def measured(tree: Any) -> Any:
+        sent.append(list(tree))
+        return measure(tree)
+
+    monkeypatch.setattr(encoding, "encode", encoded)
+    monkeypatch.setattr(measuring, "measure", measured)
     run(fedslr.ALGORITHMS[name](), mlp().double(), (6,), 2, rounds=1)
     down, up = SENT.get(name, (EVERYTHING, EVERYTHING))
     # The broadcast, two uploads, the next broadcast; FedSpa sends each of its two clients its own part instead.

@@ -203,6 +203,14 @@ def test_what_a_method_returns_is_checked(name, says, engine):
     assert str(error.value).startswith(says)
 
 
+@pytest.mark.parametrize("function", ["init_server", "init_ledger"])
+def test_a_state_that_a_checkpoint_would_lose_is_refused(function, monkeypatch):
+    method = own_methods.Half()
+    monkeypatch.setattr(type(method), function, lambda self, w: [w])
+    with pytest.raises(fedslr.FedslrError, match=f"{function}: got list, which no checkpoint can hold; return a Named"):
+        simulate(method, rounds=1)
+
+
 @engines
 def test_an_error_of_ones_own_passes_through(engine):
     """The eager engine notes where it was raised."""

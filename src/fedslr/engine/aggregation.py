@@ -24,6 +24,7 @@ from fedslr.core.algorithm import Algorithm, LedgerChange
 from fedslr.core.errors import FedslrError, WireError
 from fedslr.core.tree import Mean
 from fedslr.core.types import Params, Payload, Round
+from fedslr.engine import contract
 
 FULL_SHARE = torch.tensor(1.0, dtype=torch.float64)
 """The share of an upload that counts in full."""
@@ -38,7 +39,8 @@ class ServerState(NamedTuple):
 
 def first_server_state(algorithm: Algorithm[Any, Any, Any], w: Params) -> ServerState:
     """Return the server's state before the first round, from the initial model."""
-    return ServerState(algorithm.init_server(w), algorithm.init_ledger(w))
+    server = contract.require_storable("init_server", algorithm.init_server(w))
+    return ServerState(server, contract.require_storable("init_ledger", algorithm.init_ledger(w)))
 
 
 def weight_of(algorithm: Algorithm[Any, Any, Any], examples: int) -> float:
