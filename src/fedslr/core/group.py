@@ -18,8 +18,9 @@ class Group:
     rank = 0
     size = 1
 
-    def __init__(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        self._should_stop = should_stop
+    def __init__(self) -> None:
+        self.should_stop: Callable[[], bool] = lambda: False
+        """Returns whether this process was asked to end the run; read once per round."""
 
     @property
     def first(self) -> bool:
@@ -44,7 +45,7 @@ class Group:
 
     def stop(self) -> bool:
         """Return whether the run is to stop after this round; all processes return the same."""
-        return self._should_stop()
+        return self.should_stop()
 
     def gather(self, own: T) -> list[T]:
         """Return the values of all processes."""
