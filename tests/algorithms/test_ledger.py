@@ -18,7 +18,6 @@ from fedslr.core.types import Round
 from fedslr.engine.aggregation import ServerState, close_round, with_member
 from fedslr.engine.batched import Batched
 from fedslr.engine.eager import Eager
-from fedslr.engine.results import Engine
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.settings import Settings
 from fedslr.engine.workload import Member, Participant
@@ -83,7 +82,7 @@ class Members:
     def __init__(self, method: Any, engine: str, numbers: Sequence[int]) -> None:
         run = simulation(method, engine)
         self.method, self.run, self.round = method, run, 0
-        self.engine: Engine = ENGINES[engine](run.state.work)
+        self.engine: Eager = ENGINES[engine](run.state.work)
         self.held: ServerState = run.state.server_state
         self.here: dict[int, Member] = dict.fromkeys(numbers, run.state.roster.new_member)
 
@@ -96,10 +95,9 @@ class Members:
         now, cohort = self.run.settings.round(self.round), list(shares)
         delivery = self.run.state.deliver(self.held)
         participants = [Participant(n, self.here[n], delivery.decoded(n, self.here[n])) for n in cohort]
-        uploads, seen = tree.Mean(), 0
+        uploads = tree.Mean()
         for result in self.engine.train(participants, now):
-            numbers = cohort[seen : seen + result.size]
-            seen += result.size
+            numbers = result.numbers
             factors = [self.run.state.weights[n] * shares[n] for n in numbers]
             uploads.add_sum(result.weighted_sum(factors), sum(factors))
             booked = result.booked(self.method, [shares[n] for n in numbers], now)

@@ -22,10 +22,10 @@ from fedslr.core.states import plain
 from fedslr.core.types import Batch, Round
 from fedslr.data.client_data import ClientData
 from fedslr.engine.batched import Batched, CohortProblem
-from fedslr.engine.choice import batching_is_faster
 from fedslr.engine.delivery import Delivery
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.settings import Settings
+from fedslr.engine.setup import batching_is_faster
 from fedslr.engine.stacked import stack_model
 from fedslr.engine.stacked_problem import StackedProblem
 from fedslr.engine.workload import Workload

@@ -182,7 +182,7 @@ class Batched(Eager):
         payload = contract.own(payloads[0]) if shared else stack_trees(payloads)
         with reporting_unbatchable():
             states = stack_trees([(m.client, m.ledger) for m in members])
-            return self._run(batches, states, payload, shared, round).first(len(cohort))
+            return self._run(batches, states, payload, shared, round).first(numbers[: len(cohort)])
 
     def _filled(self, cohort: Sequence[T]) -> Sequence[T]:
         """Return a cohort padded with copies of its last entry, up to a size that may be recorded already."""
@@ -197,11 +197,9 @@ class Batched(Eager):
         key = (len(cohort), shape, round == EVALUATION_ROUND)
         batches = self._batches.get(key)
         if batches is None:
-            work = self.work
             if not self.fills and len(self._batches) == MAX_KEPT_BATCHES:
                 del self._batches[next(iter(self._batches))]
-            batches = CohortBatches(shape, work.seed, work.crop_padding, work.normalization, work.dtype, self.device)
-            self._batches[key] = batches
+            batches = self._batches[key] = CohortBatches(shape, self.work)
         batches.show(cohort, [self.clients[c] for c in cohort], round)
         return batches
 
@@ -223,7 +221,7 @@ class Batched(Eager):
         uploads = self._after_uploads(uploads, states)
         if method.personalizes():
             clients = self._each(personalize, batches, clients, payload, shared)
-        return CohortResult(clients, states[1], addresses, uploads, len(batches.cohort))
+        return CohortResult(batches.cohort, clients, states[1], addresses, uploads)
 
     def _after_uploads(self, uploads: Payload, states: Any) -> Payload:
         """Return the uploads; called between the two phases of a round."""

@@ -103,7 +103,7 @@ class Cuda(Batched):
             recording.load_states(_states(members))
         recording.load(payloads, round)
         self._uploaded = recording.replay()
-        return recording.made.first(len(cohort))
+        return recording.made.first(numbers[: len(cohort)])
 
     def _is_ready(self, key: Any, cohort: Sequence[Participant]) -> bool:
         """Return whether the batches and states of a cohort are in place already."""

@@ -12,13 +12,13 @@ from fedslr.core.algorithm import Diagnosis, RunView
 from fedslr.core.group import Group
 from fedslr.core.types import Round
 from fedslr.engine.batched import MAX_EVALUATED_TOGETHER
-from fedslr.engine.results import Engine
+from fedslr.engine.eager import Eager
 from fedslr.engine.roster import Cohort
 from fedslr.engine.run_state import RunState
 from fedslr.storage.statistics import Evaluation
 
 
-def evaluate(run: RunState, engine: Engine, group: Group, clients: Sequence[int]) -> Evaluation:
+def evaluate(run: RunState, engine: Eager, group: Group, clients: Sequence[int]) -> Evaluation:
     """Return the test accuracy of some clients under the global model and under their own."""
     mine, shared = group.mine(clients), run.global_model()
     personal = engine.personal_accuracy(Cohort(mine, run.roster, run.delivery.decoded)) if mine else []
@@ -41,7 +41,7 @@ def sizes(run: RunState, group: Group, clients: Sequence[int]) -> Sizes:
     return Sizes(dense, parameters(factored.smaller_forms(run.delivery.shared())), group.each(clients, personal))
 
 
-def diagnose(run: RunState, engine: Engine, round: Round) -> Diagnosis:
+def diagnose(run: RunState, engine: Eager, round: Round) -> Diagnosis:
     """Return the quantities of the method's convergence theory."""
     numbers = range(len(run.weights))
     members = [run.roster.member(n) for n in numbers]

@@ -20,7 +20,6 @@ from fedslr.core.types import Loss, Params, Round
 from fedslr.data.federation import Federation
 from fedslr.engine import evaluation, fingerprints, selection, setup
 from fedslr.engine.aggregation import noting_divergence
-from fedslr.engine.choice import choose
 from fedslr.engine.roster import temporary_store
 from fedslr.engine.run_state import RunState
 from fedslr.engine.saving import Saving, look_into
@@ -59,7 +58,7 @@ class Simulation:
         self.evaluated = selection.evaluated(settings.evaluate_clients, self.num_clients, settings.seed)
 
         self.problem, self.device = work.problem, work.device
-        self.engine = choose(settings, work, warn)
+        self.engine = setup.choose_engine(settings, work, warn)
         transport = Measured() if self.device.type == "cuda" else Encoded()
         checkpoints = None if folder is None else Checkpoints(folder.path / "checkpoint", self.group)
         if checkpoints is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from typing import NamedTuple
 
 from fedslr.channel.layout import Size
@@ -13,7 +12,8 @@ from fedslr.core import tree
 from fedslr.core.errors import FedslrError, WireError
 from fedslr.core.group import Group
 from fedslr.core.types import Payload, Round
-from fedslr.engine.results import Diverged, Engine, Reading, Result
+from fedslr.engine.eager import Eager
+from fedslr.engine.results import Diverged, Reading, Result
 from fedslr.engine.roster import Cohort
 from fedslr.engine.run_state import NextRound, RunState
 from fedslr.engine.settings import Settings
@@ -37,7 +37,7 @@ class Trained(NamedTuple):
 class CohortTraining:
     """Trains one cohort after another with an engine."""
 
-    def __init__(self, state: RunState, engine: Engine, settings: Settings, group: Group) -> None:
+    def __init__(self, state: RunState, engine: Eager, settings: Settings, group: Group) -> None:
         self.state, self.engine, self.settings, self.group = state, engine, settings, group
         self._expected: Mapping[int, Member] = {}
         """The members of the next cohort that the engine has read already."""
@@ -55,27 +55,26 @@ class CohortTraining:
         cohort = Cohort(mine, state.roster, delivery.send, self._expected)
         uploads, readings = _Uploads(state), []
         aggregate: Callable[[], NextRound] = partial(self._aggregate, uploads, now)
-        for numbers, result in _numbered(mine, self.engine.train(cohort, now) if mine else ()):
-            if numbers[-1] == mine[-1]:
-                aggregate = self._begin_to_aggregate(uploads, numbers, result, now)
+        for result in self.engine.train(cohort, now) if mine else ():
+            if result.numbers[-1] == mine[-1]:
+                aggregate = self._begin_to_aggregate(uploads, result, now)
             else:
-                uploads.add(numbers, result)
-            readings.append((numbers, self._receive(numbers, result, now)))
+                uploads.add(result)
+            readings.append(self._receive(result, now))
         next_round = self.settings.round(now.number + 1)
         self._expected = self.engine.expect(coming, state.roster.member, next_round) if coming else {}
-        # Here a GPU is waited for. Clients are checked before the server, so that a diverged one is named.
-        up = [size for numbers, read in readings for size in self._read(numbers, read, now)]
+        with self._naming_client(now):
+            # Here a GPU is waited for. Clients are checked before the server, so that a diverged one is named.
+            up = [size for read in readings for size in read()]
         down = [delivery.sizes[number] for number in mine]
         counts = self.group.add_counts([*_total(down), *_total(up)])
         return Trained(aggregate, Size(*counts[:2]), Size(*counts[2:]))
 
-    def _begin_to_aggregate(
-        self, uploads: _Uploads, numbers: list[int], last: Result, now: Round
-    ) -> Callable[[], NextRound]:
+    def _begin_to_aggregate(self, uploads: _Uploads, last: Result, now: Round) -> Callable[[], NextRound]:
         """Let the server add up the last uploads and aggregate, beside clients that still personalise if it can."""
 
         def work() -> NextRound:
-            uploads.add(numbers, last)
+            uploads.add(last)
             return self._aggregate(uploads, now)
 
         return self.engine.meanwhile(work) if self.group.size == 1 else work
@@ -86,42 +85,37 @@ class CohortTraining:
         mean.sum, mean.weight = self.group.sum(mean.sum, mean.weight, self.state.work.device)
         return self.state.next_round(mean, uploads.each, now)
 
-    def _receive(self, numbers: list[int], result: Result, now: Round) -> Reading:
+    def _receive(self, result: Result, now: Round) -> Reading:
         """Book the uploads of some clients; return a function that gives their sizes."""
-        with self._naming_client(numbers, now):
+        with self._naming_client(now):
             read = result.survey()
-        try:
-            self._book(numbers, result, now)
-        except WireError:  # the disk refuses values that are not finite: name the client that diverged
-            self._read(numbers, read, now)
-            raise
+            try:
+                self._book(result, now)
+            except WireError:  # the disk refuses values that are not finite: name the client that diverged
+                read()
+                raise
         return read
 
-    def _book(self, numbers: list[int], result: Result, now: Round) -> None:
+    def _book(self, result: Result, now: Round) -> None:
         """Book the uploads in the ledgers of their clients, and store the clients."""
-        members = result.booked(self.state.algorithm, [1.0] * result.size, now)
-        for slot, (number, member) in enumerate(zip(numbers, members, strict=True)):
+        members = result.booked(self.state.algorithm, [1.0] * len(result.numbers), now)
+        for slot, (number, member) in enumerate(zip(result.numbers, members, strict=True)):
             local = None
             if self.settings.diagnostics:
                 local = tree.add(self.state.delivery.decoded(number, member), result.upload_of(slot))
             self.state.roster.put(number, member, now.number + 1, local)
 
-    def _read(self, numbers: list[int], read: Reading, now: Round) -> list[Size]:
-        with self._naming_client(numbers, now):
-            return read()
-
     @contextmanager
-    def _naming_client(self, numbers: list[int], now: Round) -> Iterator[None]:
+    def _naming_client(self, now: Round) -> Iterator[None]:
         """Report a diverged client and suggest a remedy."""
         try:
             yield
         except Diverged as error:
-            number = numbers[error.slot]
-            x = self.state.federation.inputs(self.state.federation.clients[number].x)
+            x = self.state.federation.inputs(self.state.federation.clients[error.number].x)
             largest = float(x.abs().max()) if x.is_floating_point() else 0.0
             scale = f", or inputs of a smaller scale (its largest is {largest:.3g})" if largest > LARGE_INPUT else ""
             raise FedslrError(
-                f"round {now.number + 1}, client {number}: training diverged: {error}; "
+                f"round {now.number + 1}, client {error.number}: training diverged: {error}; "
                 f"a lower lr helps (now {now.lr:g}){scale}"
             ) from error
 
@@ -135,18 +129,11 @@ class _Uploads:
         self.each: dict[int, Payload] = {}
         """The upload of every client, for a method whose server must see each."""
 
-    def add(self, numbers: list[int], result: Result) -> None:
-        weights = [self._weights[n] for n in numbers]
+    def add(self, result: Result) -> None:
+        weights = [self._weights[number] for number in result.numbers]
         self.mean.add_sum(result.weighted_sum(weights), sum(weights))
         if self._keep_each:
-            self.each.update({n: result.upload_of(slot) for slot, n in enumerate(numbers)})
-
-
-def _numbered(numbers: list[int], results: Iterable[Result]) -> Iterator[tuple[list[int], Result]]:
-    """Yield every result with the numbers of its clients."""
-    left = iter(numbers)
-    for result in results:
-        yield list(islice(left, result.size)), result
+            self.each |= {number: result.upload_of(slot) for slot, number in enumerate(result.numbers)}
 
 
 def _total(sizes: list[Size]) -> Size:
