@@ -178,7 +178,7 @@ def kept(rounds: Iterator[nn.Module], last: list[nn.Module]) -> Iterator[None]:
 
 def gap(model: nn.Module, simulation: Simulation) -> float:
     """Return the largest difference between two models that should be equal."""
-    found = simulation.state.held.server.w
+    found = simulation.state.server_state.server.w
     return max(float((p - found[n]).abs().max()) for n, p in model.state_dict().items())
 
 

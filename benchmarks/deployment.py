@@ -54,7 +54,7 @@ def deployed(method: str, rounds: int, home: Path) -> dict[str, Any]:
     simulation = Simulation(asked.recipe.algorithm, federation, asked.recipe.model.name, settings)
     expected = list(simulation.rounds())
     accounts = Accounts(Ledger(home / "run"), asked.recipe.algorithm)
-    found = [difference(*pair) for pair in zip(accounts.state, simulation.state.held, strict=True)]
+    found = [difference(*pair) for pair in zip(accounts.state, simulation.state.server_state, strict=True)]
     for number in accounts.members:
         store, member = NodeStore(home / f"node-{number}"), simulation.state.roster.member(number)
         page = store.read()

@@ -23,7 +23,7 @@ from fedslr.algorithms import ALGORITHMS
 from fedslr.data.cifar import CIFAR10
 from fedslr.data.client_data import ClientData
 from fedslr.data.federation import Federation
-from fedslr.engine.rounds import PHASES, Simulation
+from fedslr.engine.rounds import RECORDED_PHASES, Simulation
 from fedslr.engine.settings import Settings
 
 
@@ -55,7 +55,7 @@ def measure(federation: Federation, method: str, engine: str, precision: str, ro
             begun = time.perf_counter()
     wall = time.perf_counter() - begun
     kept = records[warm:]
-    by = {phase: sum(r.seconds_by[phase] for r in kept) / len(kept) for phase in PHASES[:3]}
+    by = {phase: sum(r.seconds_by[phase] for r in kept) / len(kept) for phase in RECORDED_PHASES}
     peak = torch.cuda.max_memory_allocated() / 1e9
     return {
         "method": method, "engine": engine, "precision": precision, "rounds": rounds,

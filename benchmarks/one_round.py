@@ -43,7 +43,7 @@ class Follower:
 
     @property
     def model(self) -> Params:
-        shared: Params = self.run.state.held.server.w
+        shared: Params = self.run.state.server_state.server.w
         return shared
 
     def round(self) -> Params:
@@ -53,8 +53,8 @@ class Follower:
     def round_after(self, model: Params, done: int) -> Params:
         """Return the model after a round from the given one. It is the whole state: FedAvg's clients keep none."""
         state = self.run.state
-        state.begin(state.start, ServerState(Server({k: x.clone() for k, x in model.items()}), ()), done)
-        self.run._expected = None
+        state.restart(state.start, ServerState(Server({k: x.clone() for k, x in model.items()}), ()), done)
+        self.run.training._expected = {}
         return self.round()
 
     @torch.no_grad()

@@ -66,7 +66,7 @@ def resident_megabytes() -> float:
 
 def pretend_all_trained(simulation: Simulation, folder: Path) -> None:
     """Give every client a state on disk, as hard links to as few files as the file system allows."""
-    store, fresh = simulation.store, simulation.state.roster.fresh
+    store, fresh = simulation.store, simulation.state.roster.new_member
     client, ledger = (tree.map(lambda x: 1e-3 * torch.randn_like(x), plain(part)) for part in fresh[:2])
     state = {"client": client, "ledger": ledger, "address": {}}
     for number in range(simulation.num_clients):

@@ -54,7 +54,7 @@ def kept(result: fedslr.Result, clients: Any) -> dict[str, Any]:
         "global": result.global_params,
         "personal": {c: result.personal_params(c) for c in clients},
         "ledgers": {c: state.roster.member(c).ledger for c in clients},
-        "mean ledger": state.held.mean_ledger,
+        "mean ledger": state.server_state.mean_ledger,
         "records": [
             {k: v for k, v in r.items() if v is not None and not k.startswith("seconds")} for r in result.records
         ],

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fedslr
 import transcriptions as rows
 from conftest import cohort_of, make_arrays, make_federation, mlp, small_cnn
-from fedslr.channel import encoding
+from fedslr.channel import encoding, measuring
 from fedslr.core import tree
 from fedslr.core.matrix import dense
 from fedslr.data.batches import EVALUATION_ROUND
@@ -74,7 +74,7 @@ def state(simulation: Simulation, client: int) -> Any:
 
 def server_model(simulation: Simulation) -> dict[str, Tensor]:
     """Return the server's model, multiplied out."""
-    return dense(simulation.state.held.server.w)
+    return dense(simulation.state.server_state.server.w)
 
 
 def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 1e-10) -> None:
@@ -214,7 +214,7 @@ def test_the_mean_dual_server_is_the_all_duals_server(kind, sampled):
     for _ in theirs.rounds():
         pass
     assert_close(ours.state.global_model(), theirs.state.global_model())
-    assert_close(ours.state.held.mean_ledger, tree.mean([ledger(ours, i) for i in range(len(SIZES))]))
+    assert_close(ours.state.server_state.mean_ledger, tree.mean([ledger(ours, i) for i in range(len(SIZES))]))
 
 
 # --- every method is its row ----------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def test_scaffold_with_small_batches():
         w = {k: sum(v[k] for v in found) / len(found) for k in w}
         c = {k: c[k] + change[k] / len(SIZES) for k in c}
     assert_close(server_model(ours), w)
-    assert_close(ours.state.held.mean_ledger, c)
+    assert_close(ours.state.server_state.mean_ledger, c)
 
 
 SIZES_OF = {"apfl": 166, "fedspa": round(83 / 2), "local": 83}
@@ -461,7 +461,7 @@ def test_pfedmes_beta_moves_the_global_model_part_of_the_way():
 def test_ifca_with_one_cluster_is_fedavg(engine):
     """One model, in whose mean all clients weigh the same."""
     one, plain = pair(fedslr.IFCA(clusters=1), EqualFedAvg(), engine=engine)
-    assert_close(one.state.held.server.models["0"], server_model(plain))
+    assert_close(one.state.server_state.server.models["0"], server_model(plain))
     for i in range(len(SIZES)):
         assert_close(one.personal_params(i), plain.personal_params(i))
 
@@ -470,7 +470,7 @@ def test_ifcas_clients_choose_the_model_with_the_lowest_loss():
     """With small batches too, and several models are in use."""
     sizes = [3 + 5 * i % 11 for i in range(20)]
     ours = run(fedslr.IFCA(), mlp().double(), (6,), 6, 6, sizes, batch_size=4)
-    models, used = list(ours.state.held.server.models.values()), set()
+    models, used = list(ours.state.server_state.server.models.values()), set()
     for i, client in enumerate(make_federation(sizes).clients):
         client = client.to(torch.device("cpu"), torch.float64)
         outs = [torch.func.functional_call(mlp().double(), w, (client.x,)) for w in models]
@@ -494,9 +494,9 @@ def test_fedamps_mixture_of_equal_models_is_that_model():
     federation = fedslr.Federation.from_arrays(arrays, num_classes=3)
     ours = Simulation(fedslr.FedAMP(alpha=0.3, sigma=0.5), federation, mlp().double(), settings)
     list(ours.rounds())
-    for i, cloud in ours.state.held.server.clouds.items():
+    for i, cloud in ours.state.server_state.server.clouds.items():
         assert_close(cloud, ours.personal_params(0))
-        assert_close(cloud, ours.state.held.server.models[i])
+        assert_close(cloud, ours.state.server_state.server.models[i])
 
 
 def test_scaffolds_first_round_is_fedavg():
@@ -605,14 +605,20 @@ EVERYTHING = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 @pytest.mark.parametrize("name", fedslr.ALGORITHMS)
 def test_only_what_is_shared_travels(name, monkeypatch):
+    """Broadcasts are encoded; uploads are measured."""
     sent: list[list[str]] = []
-    real = encoding.encode
+    encode, measure = encoding.encode, measuring.measure
 
-    def spy(tree: Any) -> Any:
-        sent.append(list(encoding.decode(real(tree).data)))
-        return real(tree)
+    def encoded(tree: Any) -> Any:
+        sent.append(list(encoding.decode(encode(tree).data)))
+        return encode(tree)
 
-    monkeypatch.setattr(encoding, "encode", spy)
+    def measured(tree: Any) -> Any:
+        sent.append(list(tree))
+        return measure(tree)
+
+    monkeypatch.setattr(encoding, "encode", encoded)
+    monkeypatch.setattr(measuring, "measure", measured)
     run(fedslr.ALGORITHMS[name](), mlp().double(), (6,), 2, rounds=1)
     down, up = SENT.get(name, (EVERYTHING, EVERYTHING))
     # The broadcast, two uploads, the next broadcast; FedSpa sends each of its two clients its own part instead.
@@ -637,7 +643,7 @@ def test_what_is_sent_has_the_rank_that_is_reported():
     ours = run(fedslr.FedSLR(eta_g=2.0, rank_penalty=0.1), cnn(), (2, 5, 4), 5)
     ranks = ours.state.delivery.ranks()
     assert ranks
-    sent = ours.state.delivery.payload(0, ours.state.roster.member(0))
+    sent = ours.state.delivery.decoded(0, ours.state.roster.member(0))
     for name, rank in ranks.items():
         assert int(torch.linalg.matrix_rank(fedslr.core.matrix.to_matrix(sent[name]), tol=1e-9)) == rank
 

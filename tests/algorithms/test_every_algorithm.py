@@ -76,7 +76,7 @@ def test_what_travels_survives_the_wire(method):
     simulation = Simulation(algorithm, make_federation(SIZES), mlp(), Settings(rounds=3, clients_per_round=2))
     for _ in simulation.rounds():
         pass
-    held, member = simulation.state.held, simulation.state.roster.member(1)
+    held, member = simulation.state.server_state, simulation.state.roster.member(1)
     broadcast = algorithm.broadcast(held.server, held.mean_ledger)
     for sent in (broadcast, *(plain(x) for x in (*held, *member))):
         received = factored.multiply_out(encoding.decode(encoding.encode(sent).data))
@@ -103,7 +103,7 @@ def test_bytes_counted_are_bytes_sent(method, monkeypatch):
     for number in range(3):
         uploads.clear()
         sampled = cohort_of(len(SIZES), 2, number)
-        held, roster = simulation.state.held, simulation.state.roster
+        held, roster = simulation.state.server_state, simulation.state.roster
         broadcast = algorithm.broadcast(held.server, held.mean_ledger)
         sent = [algorithm.addressed(broadcast, roster.member(c).address, c) for c in sampled]
         record = next(simulation.rounds())

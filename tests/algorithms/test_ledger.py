@@ -18,10 +18,9 @@ from fedslr.core.types import Round
 from fedslr.engine.aggregation import ServerState, close_round, with_member
 from fedslr.engine.batched import Batched
 from fedslr.engine.eager import Eager
-from fedslr.engine.results import Engine
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.settings import Settings
-from fedslr.engine.workload import Member
+from fedslr.engine.workload import Member, Participant
 
 SIZES = [5, 11, 3, 8, 7, 20]
 NOW = Round(0, 10, 0.1, 1.0, 2, 1)
@@ -83,9 +82,9 @@ class Members:
     def __init__(self, method: Any, engine: str, numbers: Sequence[int]) -> None:
         run = simulation(method, engine)
         self.method, self.run, self.round = method, run, 0
-        self.engine: Engine = ENGINES[engine](run.state.work)
-        self.held: ServerState = run.state.held
-        self.here: dict[int, Member] = dict.fromkeys(numbers, run.state.roster.fresh)
+        self.engine: Eager = ENGINES[engine](run.state.work)
+        self.held: ServerState = run.state.server_state
+        self.here: dict[int, Member] = dict.fromkeys(numbers, run.state.roster.new_member)
 
     @property
     def weights(self) -> list[float]:
@@ -95,21 +94,19 @@ class Members:
         """Let some clients train and count a share of every upload."""
         now, cohort = self.run.settings.round(self.round), list(shares)
         delivery = self.run.state.deliver(self.held)
-        members = [self.here[n] for n in cohort]
-        payloads = [delivery.payload(n, m) for n, m in zip(cohort, members, strict=True)]
-        uploads, seen = tree.Mean(), 0
-        for result in self.engine.train(cohort, members, payloads, now):
-            numbers = cohort[seen : seen + result.size]
-            seen += result.size
+        participants = [Participant(n, self.here[n], delivery.decoded(n, self.here[n])) for n in cohort]
+        uploads = tree.Mean()
+        for result in self.engine.train(participants, now):
+            numbers = result.numbers
             factors = [self.run.state.weights[n] * shares[n] for n in numbers]
             uploads.add_sum(result.weighted_sum(factors), sum(factors))
-            booked = result.booked(self.method.book, [shares[n] for n in numbers], now)
+            booked = result.booked(self.method, [shares[n] for n in numbers], now)
             self.here |= dict(zip(numbers, booked, strict=True))
         self.held = close_round(self.method, self.held, uploads, sum(self.weights), now)
         self.round += 1
 
     def join(self, number: int) -> None:
-        fresh, weight = self.run.state.roster.fresh, self.run.state.weights[number]
+        fresh, weight = self.run.state.roster.new_member, self.run.state.weights[number]
         mean = with_member(self.held.mean_ledger, sum(self.weights), fresh.ledger, weight)
         self.here[number] = fresh
         self.held = self.held._replace(mean_ledger=mean)
@@ -137,8 +134,8 @@ def test_the_mean_ledger_is_the_mean_of_the_ledgers(method, engine):
     run = simulation(method, engine, selection="bernoulli")
     for _ in run.rounds():
         ledgers = [run.state.roster.member(n).ledger for n in range(len(SIZES))]
-        assert apart(run.state.held.mean_ledger, weighted_mean(ledgers, run.state.weights)) < 1e-12
-    assert float(tree.norm(run.state.held.mean_ledger)) > 1e-2
+        assert apart(run.state.server_state.mean_ledger, weighted_mean(ledgers, run.state.weights)) < 1e-12
+    assert float(tree.norm(run.state.server_state.mean_ledger)) > 1e-2
 
 
 @engines
@@ -168,8 +165,9 @@ def test_booking_another_share_than_the_server_breaks_the_law(method):
     members = Members(method, "eager", range(5))
     before = dict(members.here)
     members.train({0: 0.5, 1: 0.5})
-    (result,) = members.engine.train([0], [before[0]], [members.run.state.delivery.payload(0, before[0])], NOW)
-    members.here[0] = result.booked(method.book, [1.0], NOW)[0]
+    participant = Participant(0, before[0], members.run.state.delivery.decoded(0, before[0]))
+    (result,) = members.engine.train([participant], NOW)
+    members.here[0] = result.booked(method, [1.0], NOW)[0]
     assert members.mismatch() > 1e-4
 
 
@@ -227,8 +225,9 @@ def some_upload(method: Any, dtype: str = "float64") -> tuple[Any, Any]:
     run = simulation(method, "eager", dtype=dtype)
     number = next(run.rounds()).clients[0]
     member = run.state.roster.member(number)
-    (result,) = run.engine.train([number], [member], [run.state.delivery.payload(number, member)], NOW)
-    return member.ledger, result.upload(0)
+    participant = Participant(number, member, run.state.delivery.decoded(number, member))
+    (result,) = run.engine.train([participant], NOW)
+    return member.ledger, result.upload_of(0)
 
 
 def every_method_with_a_ledger() -> list[Any]:
@@ -266,8 +265,8 @@ def test_booking_keeps_single_precision(method):
 def test_a_run_in_single_precision_stays_so(method, engine):
     run = simulation(method, engine, rounds=3, dtype="float32")
     list(run.rounds())
-    held = [run.state.held.server, run.state.held.mean_ledger, [tuple(run.state.roster.member(n)) for n in range(6)]]
+    held = [*run.state.server_state, [tuple(run.state.roster.member(n)) for n in range(6)]]
     kinds = {x.dtype for x in pytree.tree_leaves(held) if isinstance(x, Tensor) and x.is_floating_point()}
     assert kinds == {torch.float32}
     ledgers = [run.state.roster.member(n).ledger for n in range(len(SIZES))]
-    assert apart(run.state.held.mean_ledger, weighted_mean(ledgers, run.state.weights)) < 1e-6
+    assert apart(run.state.server_state.mean_ledger, weighted_mean(ledgers, run.state.weights)) < 1e-6

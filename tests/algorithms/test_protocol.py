@@ -35,7 +35,7 @@ def simulate(method: Any, engine: str = "eager", rounds: int = 4, **changes: Any
 
 def assert_agree(a: Simulation, b: Simulation) -> None:
     """Compare servers, clients and personal models of two runs, and what they counted."""
-    pairs = [(tuple(a.state.held), tuple(b.state.held))]
+    pairs = [(tuple(a.state.server_state), tuple(b.state.server_state))]
     for number in range(len(SIZES)):
         pairs.append((a.personal_params(number), b.personal_params(number)))
         pairs.append((tuple(a.state.roster.member(number)), tuple(b.state.roster.member(number))))
@@ -90,13 +90,13 @@ def test_a_client_knows_its_number(engine):
 def test_a_server_may_see_every_upload(options):
     a, b = (simulate(Attentive(), engine, **options) for engine in ("eager", "batched"))
     assert_agree(a, b)
-    assert set(a.state.held.server.models) == {str(n) for record in a.records for n in record.clients}
+    assert set(a.state.server_state.server.models) == {str(n) for record in a.records for n in record.clients}
 
 
 def test_a_server_that_sees_every_upload_holds_the_clients_models():
     """Uploads are differences to what each client was sent, so the server can add them up again."""
     run = simulate(Attentive(), rounds=6)
-    for number, model in run.state.held.server.models.items():
+    for number, model in run.state.server_state.server.models.items():
         for k, x in run.personal_params(int(number)).items():
             torch.testing.assert_close(model[k], x, rtol=1e-10, atol=1e-12)
 
@@ -142,10 +142,10 @@ def test_clients_are_sent_their_part_alone():
     run = Simulation(Watched(), make_federation(SIZES), mlp(), settings)
     rounds = run.rounds()
     for number in range(3):
-        before = run.state.delivery.broadcast
+        before = run.state.delivery.payload
         record = next(rounds)
         expected = [(number, c, before.get(str(c), before["start"])) for c in record.clients]
-        after = run.state.delivery.broadcast
+        after = run.state.delivery.payload
         assert after is not before
         expected += [(EVALUATION_ROUND, c, after.get(str(c), after["start"])) for c in range(len(SIZES))]
         assert [found[:2] for found in given] == [wanted[:2] for wanted in expected]
@@ -173,12 +173,12 @@ def test_the_mean_is_enough_for_several_models(engine):
     """A model moves if a client chose it. A single one moves to the plain mean, as SCAFFOLD's does in round 1."""
     run = simulate(Clustered(clusters=4), engine, rounds=1)
     start = run.algorithm.init_server(run.state.start).models
-    found = run.state.held.server.models
+    found = run.state.server_state.server.models
     moved = [any(not torch.equal(x, start[j][k]) for k, x in w.items()) for j, w in found.items()]
     assert 0 < sum(moved) < 4
     one, wanted = (simulate(m, engine, rounds=1) for m in (Clustered(clusters=1), fedslr.Scaffold()))
-    for k, x in wanted.state.held.server.w.items():
-        torch.testing.assert_close(one.state.held.server.models["0"][k], x, rtol=1e-10, atol=1e-12)
+    for k, x in wanted.state.server_state.server.w.items():
+        torch.testing.assert_close(one.state.server_state.server.models["0"][k], x, rtol=1e-10, atol=1e-12)
 
 
 # --- what engines refuse ----------------------------------------------------------------------------------------------
@@ -201,6 +201,14 @@ def test_what_a_method_returns_is_checked(name, says, engine):
     with pytest.raises(fedslr.FedslrError) as error:
         simulate(getattr(own_methods, name)(), engine, rounds=1)
     assert str(error.value).startswith(says)
+
+
+@pytest.mark.parametrize("function", ["init_server", "init_ledger"])
+def test_a_state_that_a_checkpoint_would_lose_is_refused(function, monkeypatch):
+    method = own_methods.Half()
+    monkeypatch.setattr(type(method), function, lambda self, w: [w])
+    with pytest.raises(fedslr.FedslrError, match=f"{function}: got list, which no checkpoint can hold; return a Named"):
+        simulate(method, rounds=1)
 
 
 @engines

@@ -70,7 +70,7 @@ def assert_is_simulated(federation: Federation, server: Any) -> None:
     records = server.ledger.records()
     found = federation.simulated([r["clients"] for r in records])
     assert [r["round"] for r in records] == list(range(1, server.settings.rounds + 1))
-    assert same_members(server.accounts.state, found.state.held)
+    assert same_members(server.accounts.state, found.state.server_state)
     for client in server.accounts.members:
         assert same_members(federation.member(client), found.state.roster.member(client)), client
         ours, theirs = server.accounts.account(client), found.state.roster.member(client)

@@ -132,7 +132,7 @@ def test_the_apps_do_what_the_simulation_does(name, tmp_path):
 def distance(federation: Federation, simulation: Any) -> float:
     """The largest difference of a number between a federation, as its disks have it, and a simulation."""
     accounts = Accounts(Ledger(federation.home / "run"), federation.asked.recipe.algorithm)
-    pairs = [(accounts.state, simulation.state.held)]
+    pairs = [(accounts.state, simulation.state.server_state)]
     pairs += [(federation.member(c), simulation.state.roster.member(c)) for c in accounts.members]
     return max(off(plain(x), plain(y)) for a, b in pairs for x, y in zip(a, b, strict=True))
 

@@ -22,10 +22,11 @@ from fedslr.algorithms.fedavg import FedAvg
 from fedslr.core import prox, spectral, tree
 from fedslr.core.types import Params, Payload, Round
 from fedslr.engine import fused_map, recording, stacked, stacked_layers
-from fedslr.engine.batched import padded_size, round_tensors, stack_trees
+from fedslr.engine.batched import is_shared, padded_size, round_tensors, stack_trees
 from fedslr.engine.cohort_batches import CohortBatches
 from fedslr.engine.cuda import Cuda
 from fedslr.engine.eager import Eager
+from fedslr.engine.roster import Cohort
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.settings import Settings
 from fedslr.models.networks import Block
@@ -50,8 +51,9 @@ def simulation(method: str, sizes: list[int], device: str, **settings: Any) -> S
 
 def cuda_engine(run: Simulation) -> Cuda:
     """Return the CUDA engine of a run that did not fall back to another."""
-    engine = run.engine.engine  # type: ignore[attr-defined]
+    engine = run.engine
     assert type(engine) is Cuda
+    assert not engine.one_by_one
     return engine
 
 
@@ -66,7 +68,7 @@ def assert_same_clients(ours: Simulation, wanted: Simulation) -> None:
     for number in range(ours.num_clients):
         assert_close(ours.personal_params(number), wanted.personal_params(number))
         assert_close(tuple(ours.state.roster.member(number)), tuple(wanted.state.roster.member(number)))
-    assert_close(ours.state.held.mean_ledger, wanted.state.held.mean_ledger)
+    assert_close(ours.state.server_state.mean_ledger, wanted.state.server_state.mean_ledger)
 
 
 # --- what needs no GPU ------------------------------------------------------------------------------------------------
@@ -83,21 +85,21 @@ def test_fused_and_stacked_work_is_the_eager_engines(
     eager = run.engine
     assert isinstance(eager, Eager)
     ours = Cuda(eager.work)
-    assert ours.together.network is not None  # type: ignore[attr-defined]
+    assert ours.cohort_problem.network is not None  # type: ignore[attr-defined]
     cohort, shares = [0, 2, 3], [1.0, 0.3, 0.0]
-    members = [run.state.roster.member(c) for c in cohort]
-    payloads = [run.state.delivery.payload(c, m) for c, m in zip(cohort, members, strict=True)]
+    participants = list(Cohort(cohort, run.state.roster, run.state.delivery.decoded))
+    payloads = [one.payload for one in participants]
     now = Round(1, 3, 0.03, 0.6, 2, 1)
     with tree.mapped_by(fused_map.fuse):
         batches = ours._turn_to(cohort, now.number)
-        shared = all(payload is payloads[0] for payload in payloads)
+        shared = is_shared(payloads)
         sent = payloads[0] if shared else stack_trees(payloads)
-        states = stack_trees([(m.client, m.ledger) for m in members])
+        states = stack_trees([(one.member.client, one.member.ledger) for one in participants])
         made = ours._run(batches, states, sent, shared, now._replace(**round_tensors(now, ours.device)))
-    booked = made.booked(run.algorithm.book, shares, now)
-    for slot, wanted in enumerate(eager.train(cohort, members, payloads, now)):
-        assert_close(made.upload(slot), wanted.upload(0))
-        assert_close(tuple(booked[slot]), tuple(wanted.booked(run.algorithm.book, [shares[slot]], now)[0]))
+    booked = made.booked(run.algorithm, shares, now)
+    for slot, wanted in enumerate(eager.train(participants, now)):
+        assert_close(made.upload_of(slot), wanted.upload_of(0))
+        assert_close(tuple(booked[slot]), tuple(wanted.booked(run.algorithm, [shares[slot]], now)[0]))
 
 
 class Replayed(Cuda):
@@ -124,7 +126,7 @@ class Replayed(Cuda):
 
 def replay_in_place(run: Simulation, usual_cohort: int | None = None) -> Simulation:
     """Give a run the engine above."""
-    work = run.engine.engine.work  # type: ignore[attr-defined]
+    work = run.engine.work  # type: ignore[attr-defined]
     run.engine = Replayed(work if usual_cohort is None else replace(work, usual_cohort=usual_cohort))
     return run
 
@@ -433,9 +435,11 @@ def test_rounds_are_the_eager_engines(method: str, sizes: list[int], monkeypatch
     if method != "fedslr":  # compiling for every method would take minutes and show the same
         monkeypatch.setattr(fused_map, "compiled", lambda: fused_map.apply_to_leaves)
     ours, wanted = (finished(simulation(method, sizes, "cuda", engine=e)) for e in ("auto", "eager"))
-    engine = ours.engine.engine  # type: ignore[attr-defined]
+    engine: Any = ours.engine
+    assert type(engine) is Cuda
     if method != "clustered":  # it asks for losses, which not every model gives from where a recording keeps weights
-        assert (type(engine) is Cuda and bool(engine._recordings)) == (method not in NOT_TOGETHER)
+        assert bool(engine._recordings) == (method not in NOT_TOGETHER)
+        assert ("trained" in engine.one_by_one) == (method in NOT_TOGETHER)
     assert_same_clients(ours, wanted)
 
 

@@ -22,11 +22,10 @@ from fedslr.core.states import plain
 from fedslr.core.types import Batch, Round
 from fedslr.data.client_data import ClientData
 from fedslr.engine.batched import Batched, CohortProblem
-from fedslr.engine.choice import batching_is_faster
 from fedslr.engine.delivery import Delivery
-from fedslr.engine.eager import Eager
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.settings import Settings
+from fedslr.engine.setup import batching_is_faster
 from fedslr.engine.stacked import stack_model
 from fedslr.engine.stacked_problem import StackedProblem
 from fedslr.engine.workload import Workload
@@ -63,13 +62,13 @@ def simulate(
 def leaves(simulation: Simulation) -> list[Any]:
     clients = range(simulation.num_clients)
     members = [[plain(part) for part in simulation.state.roster.member(c)] for c in clients]
-    return torch.utils._pytree.tree_leaves([[plain(part) for part in simulation.state.held], members])
+    return torch.utils._pytree.tree_leaves([[plain(part) for part in simulation.state.server_state], members])
 
 
-def engine_of(simulation: Simulation) -> Eager:
-    """Return the engine that trains, without what chose it."""
-    engine: Any = simulation.engine
-    return getattr(engine, "engine", engine)
+def trains_together(simulation: Simulation) -> bool:
+    """Return whether the engine was made to train clients together and has not given that up."""
+    engine = simulation.engine
+    return isinstance(engine, Batched) and "trained" not in engine.one_by_one
 
 
 def assert_agree(a: tuple[Simulation, Any], b: tuple[Simulation, Any]) -> None:
@@ -93,7 +92,7 @@ def test_a_cohort_of_usual_clients_needs_no_padding(name):
     options = {"rounds": 5, "seed": 1}
     a, b = (simulate(name, engine, USUAL, **options) for engine in ("eager", "batched"))
     assert_agree(a, b)
-    engine = engine_of(b[0])
+    engine = b[0].engine
     assert isinstance(engine, Batched)
     assert {shape.ragged for _, shape, _ in engine._batches} == {True, False}
 
@@ -144,9 +143,9 @@ def test_auto_runs_every_method(name):
     told: list[str] = []
     settings = Settings(rounds=2, clients_per_round=4, batch_size=4, device="cpu")
     simulation = Simulation(fedslr.ALGORITHMS[name](), make_federation(RAGGED), mlp(), settings, warn=told.append)
-    assert isinstance(engine_of(simulation), Batched)
+    assert trains_together(simulation)
     assert len(list(simulation.rounds())) == 2
-    assert isinstance(engine_of(simulation), Batched) is (name not in APART)
+    assert trains_together(simulation) is (name not in APART)
     assert told == []
 
 
@@ -161,7 +160,7 @@ def test_what_cannot_be_trained_together_says_so(name):
 def test_auto_trains_models_that_draw_numbers_one_by_one():
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
     a, b = (simulate("fedavg", e, UNIFORM, model=model) for e in ("eager", "auto"))
-    assert type(engine_of(b[0])) is Eager
+    assert not trains_together(b[0])
     assert_agree(a, b)
 
 
@@ -181,7 +180,7 @@ class Recurrent(nn.Module):
 
 
 def test_auto_trains_models_that_write_in_place_one_by_one():
-    assert type(engine_of(simulate("fedavg", "auto", UNIFORM, model=Recurrent())[0])) is Eager
+    assert not trains_together(simulate("fedavg", "auto", UNIFORM, model=Recurrent())[0])
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedslr", "local"])
@@ -244,18 +243,22 @@ def test_an_engine_that_looks_ahead_is_told_who_trains_next(name, monkeypatch):
     usual = simulate(name, "batched", RAGGED)
     told, trained, train = [], [], Batched.train
 
-    def spy(engine: Batched, cohort: Any, members: Any, payloads: Any, round: Round) -> Any:
-        trained.append((cohort, members, round))
-        return train(engine, cohort, members, payloads, round)
+    def expect(engine: Batched, numbers: Any, member_of: Any, round: Round) -> Any:
+        told.append((numbers, [member_of(n) for n in numbers], round))
+        return dict(zip(numbers, told[-1][1], strict=True))
 
-    monkeypatch.setattr(Batched, "looks_ahead", True)
-    monkeypatch.setattr(Batched, "expect", lambda engine, *next_: told.append(next_))
+    def spy(engine: Batched, cohort: Any, round: Round) -> Any:
+        participants = list(cohort)
+        trained.append(([one.number for one in participants], [one.member for one in participants], round))
+        return train(engine, participants, round)
+
+    monkeypatch.setattr(Batched, "expect", expect)
     monkeypatch.setattr(Batched, "train", spy)
     assert_agree(usual, simulate(name, "batched", RAGGED))
     assert len(told) == len(trained) - 1 == 2
     for expected, came in zip(told, trained[1:], strict=True):
         assert expected[0] == came[0]
-        assert expected[1] is came[1]
+        assert all(a is b for a, b in zip(expected[1], came[1], strict=True))
         assert expected[2] == came[2]
     assert {c for cohort, *_ in trained[:1] for c in cohort} & set(trained[1][0])
 

@@ -30,24 +30,23 @@ class Measured:
             factored.require_finite(received)
         return measuring.measure(sent), received
 
-    def survey(
-        self, uploads: Payload, states: Tree, clients: int
-    ) -> Callable[[], tuple[list[layout.Size], Collection[int]]]:
-        """Return a function that reads the size of every upload, and the clients that may have NaN or infinity."""
-        # Few launches: those beyond a thousand wait until the GPU has worked off what was launched before them.
-        sums = [_sum_by_client(x) for tree in (uploads, states) for x in leaves(tree) if _is_real(x)]
-        whole = torch.isfinite(torch.stack(sums)).all(0) if sums else torch.ones(clients).bool()
-        if not any(isinstance(x, Tensor) for x in leaves(uploads)):
-            size = encoding.encode(uploads).size if uploads else encoding.NOTHING.size
-            return lambda: ([size] * clients, _missing(whole))
-        counts = measuring.nonzeros(uploads, stacked=True)
-        found = torch.cat([counts, whole.to(counts.device, torch.int64)[:, None]], 1)
 
-        def read() -> tuple[list[layout.Size], Collection[int]]:
-            here = found.cpu()
-            return measuring.sizes(uploads, here[:, :-1]), _missing(here[:, -1])
+def survey(uploads: Payload, states: Tree, clients: int) -> Callable[[], tuple[list[layout.Size], Collection[int]]]:
+    """Return a function that reads the size of every upload, and the clients that may have NaN or infinity."""
+    # Few launches: those beyond a thousand wait until the GPU has worked off what was launched before them.
+    sums = [_sum_by_client(x) for tree in (uploads, states) for x in leaves(tree) if _is_real(x)]
+    whole = torch.isfinite(torch.stack(sums)).all(0) if sums else torch.ones(clients).bool()
+    if not any(isinstance(x, Tensor) for x in leaves(uploads)):
+        size = encoding.encode(uploads).size if uploads else encoding.NOTHING.size
+        return lambda: ([size] * clients, _missing(whole))
+    counts = measuring.nonzeros(uploads, stacked=True)
+    found = torch.cat([counts, whole.to(counts.device, torch.int64)[:, None]], 1)
 
-        return read
+    def read() -> tuple[list[layout.Size], Collection[int]]:
+        here = found.cpu()
+        return measuring.sizes(uploads, here[:, :-1]), _missing(here[:, -1])
+
+    return read
 
 
 def _sum_by_client(x: Tensor) -> Tensor:
@@ -65,10 +64,7 @@ def _missing(flags: Tensor) -> list[int]:
 
 
 class Encoded(Measured):
-    """Broadcasts, and uploads of clients that train alone, are encoded and decoded.
-
-    Uploads of a cohort that trains together are only measured, because the encoding is lossless.
-    """
+    """Messages are encoded and decoded, as in a deployment."""
 
     def send(self, payload: Payload) -> tuple[layout.Size, Payload]:
         if not payload:

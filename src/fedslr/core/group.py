@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -18,8 +18,9 @@ class Group:
     rank = 0
     size = 1
 
-    def __init__(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        self._should_stop = should_stop
+    def __init__(self) -> None:
+        self.should_stop: Callable[[], bool] = lambda: False
+        """Returns whether this process was asked to end the run; read once per round."""
 
     @property
     def first(self) -> bool:
@@ -42,12 +43,9 @@ class Group:
         """Return the sums of several counts over all processes."""
         return [sum(counts) for counts in zip(*self.gather(list(own)), strict=True)]
 
-    def require_same_run(self, description: Callable[[], Any], num_clients: int, server_sees: str) -> None:
-        """Refuse to continue if processes have different runs, or if several processes cannot share the run."""
-
     def stop(self) -> bool:
         """Return whether the run must stop after this round; all processes return the same answer."""
-        return self._should_stop()
+        return self.should_stop()
 
     def gather(self, own: T) -> list[T]:
         """Return the values of all processes, in the order of their ranks."""

@@ -11,17 +11,20 @@ The mean ledger is the ω-weighted mean of the ledgers of all clients. Since `bo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
 from fedslr.core.algorithm import Algorithm, LedgerChange
-from fedslr.core.errors import FedslrError
+from fedslr.core.errors import FedslrError, WireError
 from fedslr.core.tree import Mean
 from fedslr.core.types import Params, Payload, Round
+from fedslr.engine import contract
 
 FULL_SHARE = torch.tensor(1.0, dtype=torch.float64)
 """The share of an upload that counts in full."""
@@ -36,7 +39,8 @@ class ServerState(NamedTuple):
 
 def first_server_state(algorithm: Algorithm[Any, Any, Any], w: Params) -> ServerState:
     """Return the server's state before the first round, from the initial model."""
-    return ServerState(algorithm.init_server(w), algorithm.init_ledger(w))
+    server = contract.require_storable("init_server", algorithm.init_server(w))
+    return ServerState(server, contract.require_storable("init_ledger", algorithm.init_ledger(w)))
 
 
 def weight_of(algorithm: Algorithm[Any, Any, Any], examples: int) -> float:
@@ -88,3 +92,15 @@ def with_member(mean_ledger: Any, total_weight: float, ledger: Any, weight: floa
     """Return the mean ledger after a client joined; a negative weight is that of a client that leaves."""
     total = total_weight + weight
     return pytree.tree_map(lambda m, x: (total_weight * m + weight * x) / total, mean_ledger, ledger)
+
+
+@contextmanager
+def noting_divergence(number: int, more: str = "") -> Iterator[None]:
+    """Report that the global model diverged in a round, counted from 0; `more` is added to the advice."""
+    try:
+        yield
+    except (WireError, LinAlgError) as error:
+        why = str(error).splitlines()[0]
+        raise FedslrError(
+            f"round {number + 1}: the global model diverged: {why}; lower lr or the method's step sizes{more}"
+        ) from error

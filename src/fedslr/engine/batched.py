@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
+from fedslr.core.errors import FedslrError
 from fedslr.core.problem import Problem
 from fedslr.core.types import Params, Payload, Round
 from fedslr.data.batches import EVALUATION_ROUND
@@ -22,7 +24,7 @@ from fedslr.engine import contract
 from fedslr.engine.cohort_batches import CohortBatches, CohortData, PaddedBatch, Shape, Shapes, Unbatchable
 from fedslr.engine.eager import EVALUATION_BATCH, Eager
 from fedslr.engine.results import CohortResult, Result
-from fedslr.engine.workload import Member, Workload
+from fedslr.engine.workload import Participant, Workload
 
 Work = Callable[[Any, Payload, Any], Any]
 """A client's part in a round: a function of its state, payload and data."""
@@ -85,6 +87,11 @@ def require_alike(trees: Sequence[Any]) -> None:
         raise Unbatchable("their states differ in shape")
 
 
+def is_shared(payloads: Sequence[Payload]) -> bool:
+    """Return whether all clients received the same payload."""
+    return all(payload is payloads[0] for payload in payloads)
+
+
 def stack_trees(trees: Sequence[Any]) -> Any:
     """Return trees of the same shapes as one tree whose tensors have a leading axis of clients."""
     require_alike(trees)
@@ -127,40 +134,58 @@ def reporting_unbatchable() -> Iterator[None]:
 class Batched(Eager):
     """Runs a method's `local_update` once for the whole cohort.
 
-    Results are those of the eager engine up to rounding. Methods that look at their values, and models that draw
-    random numbers, cannot be run this way.
+    Results are those of the eager engine up to rounding. Methods that read values, and models that draw random
+    numbers, cannot be run this way: with `engine = "auto"` their clients then run one after another.
     """
 
     problem_kind: type[CohortProblem] = CohortProblem
     fills = False
     """Whether cohorts of unusual sizes are padded, see `padded_size`."""
 
-    def __init__(self, work: Workload) -> None:
+    def __init__(self, work: Workload, asked: str = "batched", warn: Callable[[str], None] = lambda text: None) -> None:
         super().__init__(work)
-        self.device = work.device
+        self.device, self._asked, self._warn = work.device, asked, warn
         self.shapes = Shapes(work.examples or [len(c.y) for c in self.clients], work.batch_size)
-        self.together = self.problem_kind(self.problem.model, self.problem.loss_function, self.problem.weight_decay)
-        self.together.tf32 = self.problem.tf32
+        problem = self.problem
+        self.cohort_problem = self.problem_kind(problem.model, problem.loss_function, problem.weight_decay)
+        self.cohort_problem.tf32 = problem.tf32
         self._batches: dict[tuple[int, Shape, bool], CohortBatches] = {}
+        self.one_by_one: set[str] = set()
+        """The work that clients do one after another from now on, because they cannot do it together."""
 
-    def train(
-        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload], round: Round
-    ) -> Iterable[Result]:
-        return [self._train_cohort(cohort, members, list(payloads), round)]
+    def _together(self, work: str, together: Callable[[], T], one_by_one: Callable[[], T]) -> T:
+        """Train or evaluate clients together; if that is impossible, one after another from now on."""
+        if work not in self.one_by_one:
+            try:
+                return together()
+            except Unbatchable as error:
+                if self._asked != "auto":
+                    raise FedslrError(
+                        f"engine: got '{self._asked}', but the clients of this run cannot be {work} together "
+                        f"({error}); expected engine = 'auto' or 'eager'"
+                    ) from error
+                self.one_by_one.add(work)
+                if self.device.type == "cuda":
+                    self._warn(f"the clients of this run cannot be {work} together; they are {work} one after another")
+        return one_by_one()
 
-    def _train_cohort(
-        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload], round: Round
-    ) -> CohortResult:
-        """Train a cohort."""
-        batches = self._turn_to(self._filled(cohort), round.number)
-        shared = all(payload is payloads[0] for payload in payloads)
-        payload = contract.own(payloads[0]) if shared else stack_trees(self._filled(payloads))
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def train(self, cohort: Iterable[Participant], round: Round) -> Iterable[Result]:
+        return self._together(
+            "trained", lambda: [self._train_cohort(list(cohort), round)], partial(super().train, cohort, round)
+        )
+
+    def _train_cohort(self, cohort: Sequence[Participant], round: Round) -> CohortResult:
+        numbers, members, payloads = zip(*self._filled(cohort), strict=True)
+        batches, shared = self._turn_to(numbers, round.number), is_shared(payloads)
+        payload = contract.own(payloads[0]) if shared else stack_trees(payloads)
         with reporting_unbatchable():
-            states = stack_trees(self._filled([(m.client, m.ledger) for m in members]))
-            return self._run(batches, states, payload, shared, round).first(len(cohort))
+            states = stack_trees([(m.client, m.ledger) for m in members])
+            return self._run(batches, states, payload, shared, round).first(numbers[: len(cohort)])
 
     def _filled(self, cohort: Sequence[T]) -> Sequence[T]:
-        """Repeat the last entry up to a size that was recorded before."""
+        """Return a cohort padded with copies of its last entry, up to a size that may be recorded already."""
         if not self.fills:
             return cohort
         return [*cohort, *[cohort[-1]] * (padded_size(len(cohort), self.work.usual_cohort) - len(cohort))]
@@ -172,11 +197,9 @@ class Batched(Eager):
         key = (len(cohort), shape, round == EVALUATION_ROUND)
         batches = self._batches.get(key)
         if batches is None:
-            work = self.work
             if not self.fills and len(self._batches) == MAX_KEPT_BATCHES:
                 del self._batches[next(iter(self._batches))]
-            batches = CohortBatches(shape, work.seed, work.crop_padding, work.normalization, work.dtype, self.device)
-            self._batches[key] = batches
+            batches = self._batches[key] = CohortBatches(shape, self.work)
         batches.show(cohort, [self.clients[c] for c in cohort], round)
         return batches
 
@@ -186,21 +209,21 @@ class Batched(Eager):
 
         def update(state: Any, payload: Payload, data: Any) -> Any:
             client, ledger = state
-            made = method.local_update(self.together, client, ledger, payload, data, round)
+            made = method.local_update(self.cohort_problem, client, ledger, payload, data, round)
             client, upload = contract.require_update(made, form)
             return client, upload, method.address(client)
 
         def personalize(client: Any, payload: Payload, data: Any) -> Any:
-            made = method.personalize(self.together, client, payload, data, round)
+            made = method.personalize(self.cohort_problem, client, payload, data, round)
             return contract.require_state("personalize", made)
 
         clients, uploads, addresses = self._each(update, batches, states, payload, shared)
-        uploads = self._uploaded_from(uploads, states)
+        uploads = self._after_uploads(uploads, states)
         if method.personalizes():
             clients = self._each(personalize, batches, clients, payload, shared)
-        return CohortResult(clients, states[1], addresses, uploads, len(batches.cohort))
+        return CohortResult(batches.cohort, clients, states[1], addresses, uploads)
 
-    def _uploaded_from(self, uploads: Payload, states: Any) -> Payload:
+    def _after_uploads(self, uploads: Payload, states: Any) -> Payload:
         """Return the uploads; called between the two phases of a round."""
         return uploads
 
@@ -216,23 +239,30 @@ class Batched(Eager):
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    def personal_accuracy(
-        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload]
-    ) -> list[float | None]:
-        each = zip(cohort, members, payloads, strict=True)
-        correct = []
-        while group := list(islice(each, MAX_EVALUATED_TOGETHER)):
-            numbers, their_members, their_payloads = zip(*group, strict=True)
-            correct.append(self._personal_correct(numbers, [m.client for m in their_members], their_payloads))
-        return self._accuracies(correct, cohort)
+    def personal_accuracy(self, cohort: Iterable[Participant]) -> list[float | None]:
+        return self._together(
+            "evaluated", lambda: self._personal_accuracy(cohort), partial(super().personal_accuracy, cohort)
+        )
+
+    def accuracy(self, params: Params, numbers: Sequence[int]) -> list[float | None]:
+        return self._together(
+            "evaluated", lambda: self._global_accuracy(params, numbers), partial(super().accuracy, params, numbers)
+        )
+
+    def _personal_accuracy(self, cohort: Iterable[Participant]) -> list[float | None]:
+        left, tested, correct = iter(cohort), [], []
+        while group := list(islice(left, MAX_EVALUATED_TOGETHER)):
+            numbers, members, payloads = zip(*group, strict=True)
+            tested += numbers
+            correct.append(self._personal_correct(numbers, [m.client for m in members], payloads))
+        return self._accuracies(correct, tested)
 
     def _personal_correct(self, cohort: Sequence[int], states: Sequence[Any], payloads: Sequence[Payload]) -> Tensor:
         """Return the number of test samples that every client's own model gets right; not yet read back."""
-        batches, like = self._turn_to(cohort, EVALUATION_ROUND), self.problem.params()
-        shared = all(payload is payloads[0] for payload in payloads)
+        batches, like, shared = self._turn_to(cohort, EVALUATION_ROUND), self.problem.params(), is_shared(payloads)
 
         def model(state: Any, payload: Payload, data: Any) -> Params:
-            made = self.algorithm.personal_model(self.together, state, payload, data)
+            made = self.algorithm.personal_model(self.cohort_problem, state, payload, data)
             return contract.require_model("personal_model", made, like)
 
         with reporting_unbatchable(), torch.no_grad():
@@ -240,28 +270,28 @@ class Batched(Eager):
             return self._correct(self._each(model, batches, stack_trees(states), sent, shared), cohort)
 
     @torch.no_grad()
-    def accuracy(self, params: Params, cohort: Sequence[int]) -> list[float | None]:
+    def _global_accuracy(self, params: Params, numbers: Sequence[int]) -> list[float | None]:
         correct = []
         with reporting_unbatchable():
-            for start in range(0, len(cohort), MAX_EVALUATED_TOGETHER):
-                group = cohort[start : start + MAX_EVALUATED_TOGETHER]
+            for start in range(0, len(numbers), MAX_EVALUATED_TOGETHER):
+                group = numbers[start : start + MAX_EVALUATED_TOGETHER]
                 correct.append(self._correct({k: x.expand(len(group), *x.shape) for k, x in params.items()}, group))
-        return self._accuracies(correct, cohort)
+        return self._accuracies(correct, numbers)
 
-    def _accuracies(self, correct: list[Tensor], cohort: Sequence[int]) -> list[float | None]:
+    def _accuracies(self, correct: list[Tensor], numbers: Sequence[int]) -> list[float | None]:
         """Return accuracies from counts of correct answers, which are read back once."""
-        tested = [len(self.clients[c].y_test) for c in cohort]
+        tested = [len(self.clients[n].y_test) for n in numbers]
         return [r / n if n else None for r, n in zip(torch.cat(correct).tolist(), tested, strict=True)]
 
-    def _correct(self, params: Params, cohort: Sequence[int]) -> Tensor:
-        """Return the number of correct answers by client, of stacked models."""
-        held = [self.clients[c] for c in cohort]
+    def _correct(self, params: Params, numbers: Sequence[int]) -> Tensor:
+        """Return the number of correct answers of every client's stacked model on its own test data."""
+        held = [self.clients[n] for n in numbers]
         x = pad_sequence([h.x_test for h in held], batch_first=True)
         y = pad_sequence([h.y_test for h in held], batch_first=True, padding_value=-1)
-        correct = torch.zeros(len(cohort), dtype=torch.int64, device=self.device)
-        each = max(1, EVALUATION_BATCH // len(cohort))
+        correct = torch.zeros(len(numbers), dtype=torch.int64, device=self.device)
+        each = max(1, EVALUATION_BATCH // len(numbers))
         for start in range(0, y.shape[1], each):
             part = slice(start, start + each)
             shown = inputs(x[:, part], self.work.normalization, self.work.dtype)
-            correct += (self.together.cohort_outputs(params, shown).argmax(-1) == y[:, part]).sum(1)
+            correct += (self.cohort_problem.cohort_outputs(params, shown).argmax(-1) == y[:, part]).sum(1)
         return correct

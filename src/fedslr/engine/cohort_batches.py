@@ -20,7 +20,8 @@ from fedslr.core import seeds
 from fedslr.core.types import Batch
 from fedslr.data.augment import FlipsAndCrops, apply_flips_and_crops, draw_flips_and_crops
 from fedslr.data.client_data import ClientData
-from fedslr.data.normalization import Normalization, inputs
+from fedslr.data.normalization import inputs
+from fedslr.engine.workload import Workload
 
 
 class Unbatchable(Exception):
@@ -104,17 +105,9 @@ class Shapes:
 class CohortBatches:
     """The batches of one cohort after another, in buffers that stay in place."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        seed: int,
-        crop_padding: int,
-        normalization: Normalization | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.shape, self.seed, self.crop_padding = shape, seed, crop_padding
-        self.normalization, self.dtype, self.device = normalization, dtype, device
+    def __init__(self, shape: Shape, work: Workload) -> None:
+        self.shape, self.seed, self.crop_padding = shape, work.seed, work.crop_padding
+        self.normalization, self.dtype, self.device = work.normalization, work.dtype, work.device
         self.passes: dict[tuple[int, int], Passes] = {}
         self.cohort: Sequence[int] = ()
         self.between_steps: Callable[[], None] = lambda: None

@@ -31,6 +31,16 @@ def require_state(where: str, state: Any) -> Any:
     return state
 
 
+def require_storable(where: str, state: Any) -> Any:
+    """Refuse a server state or a ledger that a checkpoint would lose."""
+    if not (isinstance(state, dict) or hasattr(state, "_asdict") or (isinstance(state, tuple) and not state)):
+        raise FedslrError(
+            f"{where}: got {type(state).__name__}, which no checkpoint can hold; return a NamedTuple or a dictionary "
+            "of parameters, or () for nothing"
+        )
+    return state
+
+
 def require_update(made: Any, payload: Payload) -> tuple[Any, Payload]:
     """Refuse what is not (state, upload), and an upload that has another form than the payload."""
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], dict):

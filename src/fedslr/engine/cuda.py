@@ -15,7 +15,7 @@ cannot, the eager engine.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,14 +26,14 @@ from fedslr.core import tree
 from fedslr.core.seeds import leave_capture
 from fedslr.core.types import Payload, Round
 from fedslr.data.normalization import inputs
-from fedslr.engine.batched import Batched, T, may_come_from_vmap, require_alike, round_tensors
+from fedslr.engine.batched import Batched, T, is_shared, may_come_from_vmap, require_alike, round_tensors
 from fedslr.engine.cohort_batches import CohortBatches
 from fedslr.engine.fused_map import fuse
 from fedslr.engine.recording import GraphMemory, Recording, copy_aliased, room_for
 from fedslr.engine.results import CohortResult
 from fedslr.engine.stacked import Network, gives_same_outputs, stack_model
 from fedslr.engine.stacked_problem import StackedProblem
-from fedslr.engine.workload import Member, Workload
+from fedslr.engine.workload import Member, Participant, Workload
 
 
 @functools.cache
@@ -47,16 +47,20 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "fedslr-server")
 
 
+def _states(members: Sequence[Member]) -> Sequence[Any]:
+    """Return what a method's functions read of every client."""
+    return [(m.client, m.ledger) for m in members]
+
+
 class Cuda(Batched):
     """Trains a cohort on a GPU by replaying recorded graphs; the next round may overwrite the result of one."""
 
     problem_kind = StackedProblem
-    looks_ahead = True
     fills = True
 
-    def __init__(self, work: Workload) -> None:
-        super().__init__(work)
-        self.together.network = self._network()  # type: ignore[attr-defined]
+    def __init__(self, work: Workload, asked: str = "cuda", warn: Callable[[str], None] = lambda text: None) -> None:
+        super().__init__(work, asked, warn)
+        self.cohort_problem.network = self._network()  # type: ignore[attr-defined]
         self._recordings: dict[Any, Recording] = {}
         self._memory = GraphMemory.on(self.device) if self.device.type == "cuda" else None
         self._cannot_record = False
@@ -64,7 +68,7 @@ class Cuda(Batched):
         self._uploaded: torch.cuda.Event | None = None
         self._shared = True
         """Whether all clients of the last round received the same payload."""
-        self._ready: tuple[Any, Sequence[Member]] | None = None
+        self._ready: tuple[Any, dict[int, Member]] | None = None
         """The key of the recording whose batches are in place already, and the members whose states are."""
 
     def _network(self) -> Network | None:
@@ -77,53 +81,57 @@ class Cuda(Batched):
         rounded = self.work.precision == "bf16" and self.work.dtype == torch.float32
         return stack_model(self.problem.model, True, product) if rounded else exact
 
-    def _train_cohort(
-        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload], round: Round
-    ) -> CohortResult:
+    def _train_cohort(self, cohort: Sequence[Participant], round: Round) -> CohortResult:
         self._uploaded = None
         if self._cannot_record:
             with tree.mapped_by(fuse):
-                return super()._train_cohort(cohort, members, payloads, round)
-        shared = all(payload is payloads[0] for payload in payloads)
-        everyone, sent = self._filled(cohort), self._filled(payloads)
-        key = self._key(everyone, shared, round)
-        recording, ready = self._recordings.get(key), self._ready
+                return super()._train_cohort(cohort, round)
+        numbers, members, payloads = zip(*self._filled(cohort), strict=True)
+        shared = is_shared(payloads)
+        key = self._key(numbers, shared, round)
+        recording, ready = self._recordings.get(key), self._is_ready(key, cohort)
         self._shared, self._ready = shared, None
         if recording is None:
-            batches = self._turn_to(everyone, round.number)
-            recording = self._record(batches, self._states(members), sent, shared, round)
+            batches = self._turn_to(numbers, round.number)
+            recording = self._record(batches, _states(members), payloads, shared, round)
             if recording is None:
                 self._cannot_record = True
-                return self._train_cohort(cohort, members, payloads, round)
+                return self._train_cohort(cohort, round)
             self._recordings[key] = recording
-        elif ready is None or ready[0] != key or ready[1] is not members:
-            self._turn_to(everyone, round.number)
-            recording.load_states(self._states(members))
-        recording.load(sent, round)
+        elif not ready:
+            self._turn_to(numbers, round.number)
+            recording.load_states(_states(members))
+        recording.load(payloads, round)
         self._uploaded = recording.replay()
-        return recording.made.first(len(cohort))
+        return recording.made.first(numbers[: len(cohort)])
 
-    def _states(self, members: Sequence[Member]) -> Sequence[Any]:
-        """Return what the method's functions read of every client, for all places of a recording."""
-        return self._filled([(m.client, m.ledger) for m in members])
+    def _is_ready(self, key: Any, cohort: Sequence[Participant]) -> bool:
+        """Return whether the batches and states of a cohort are in place already."""
+        if self._ready is None or self._ready[0] != key:
+            return False
+        members = self._ready[1]
+        return list(members) == [one.number for one in cohort] and all(
+            members[one.number] is one.member for one in cohort
+        )
 
     def _key(self, cohort: Sequence[int], shared: bool, round: Round) -> Any:
         """Return the key of a recording: all that a graph cannot change."""
         return (len(cohort), self.shapes.of(cohort), shared, round.epochs, round.personal_epochs)
 
-    def expect(self, cohort: Sequence[int], members: Sequence[Member], round: Round) -> None:
+    def expect(self, numbers: Sequence[int], member_of: Callable[[int], Member], round: Round) -> Mapping[int, Member]:
         """Copy batches and states to where the graphs read them, once the graphs that run now have read theirs."""
-        if self._cannot_record:
-            return
-        everyone = self._filled(cohort)
+        everyone = self._filled(numbers)
         key = self._key(everyone, self._shared, round)
         recording = self._recordings.get(key)
-        if recording is not None:
-            self._turn_to(everyone, round.number)
-            recording.load_states(self._states(members))
-            self._ready = (key, members)
+        if recording is None or self._cannot_record or "trained" in self.one_by_one:
+            return {}
+        members = {number: member_of(number) for number in numbers}
+        self._turn_to(everyone, round.number)
+        recording.load_states(_states([members[number] for number in everyone]))
+        self._ready = (key, members)
+        return members
 
-    def _uploaded_from(self, uploads: Payload, states: Any) -> Payload:
+    def _after_uploads(self, uploads: Payload, states: Any) -> Payload:
         uploads = copy_aliased(uploads, states)
         if self.algorithm.personalizes():
             self._between_phases()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -35,18 +35,19 @@ class Deserted(FedslrError):
 
 
 class Several(Group):
-    """One of several processes."""
+    """One of several processes. A round needs one all-reduce."""
 
-    def __init__(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        super().__init__(should_stop)
+    def __init__(self) -> None:
+        super().__init__()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._shape: Tree | None = None
         self._stop = False
 
     def sum(self, own: Tree | None, weight: float, device: torch.device) -> tuple[Tree | None, float]:
+        """Return the sums over all processes; the same all-reduce tells all of them whether one was asked to stop."""
         shape = self._agree_on_shape(own)
         where = device if device.type == "cuda" and "nccl" in dist.get_backend_config() else torch.device("cpu")
-        head = torch.tensor([weight, self._should_stop()], dtype=torch.float64, device=where)
+        head = torch.tensor([weight, self.should_stop()], dtype=torch.float64, device=where)
         # A sum in double precision is the same in single precision, however clients are assigned to processes.
         total = torch.cat([head, _flat(own, shape, where)])
         with _others():
@@ -54,17 +55,6 @@ class Several(Group):
         weight, asked = total[:2].tolist()
         self._stop = asked > 0
         return _restored(total[2:], shape, device), weight
-
-    def require_same_run(self, description: Callable[[], Any], num_clients: int, server_sees: str) -> None:
-        if server_sees == "each":
-            raise FedslrError("torchrun: this method's server must see every upload; run it in one process")
-        if self.size > num_clients:
-            raise FedslrError(
-                f"torchrun: {self.size} processes for {num_clients} clients; expected at most one for each"
-            )
-        mine = description()
-        if any(other != mine for other in self.gather(mine)):
-            raise FedslrError("torchrun: the processes were given different data, models or settings; seed them alike")
 
     def _agree_on_shape(self, own: Tree | None) -> Tree:
         """Return the shapes of an upload. A process without clients in the first round learns them from the others."""
@@ -117,13 +107,13 @@ def several() -> bool:
     return {"RANK", "MASTER_ADDR"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def join(should_stop: Callable[[], bool] = lambda: False) -> Group:
-    """The processes of this run, as torchrun started them; this one alone where it did not."""
+def join() -> Group:
+    """Return the processes of this run, as torchrun started them; without torchrun, this process alone."""
     if not several():
-        return Group(should_stop)
+        return Group()
     if not dist.is_initialized():
         _start()
-    return Several(should_stop)
+    return Several()
 
 
 def _start() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from fedslr.core.types import Params, Payload, Round
 from fedslr.data.batches import EVALUATION_ROUND, ShuffledData
 from fedslr.engine import contract
 from fedslr.engine.results import ClientResult, Result
-from fedslr.engine.workload import Member, Workload
+from fedslr.engine.workload import Member, Participant, Workload
 
 T = TypeVar("T")
 
@@ -26,25 +26,24 @@ EVALUATION_BATCH = 1024
 
 
 class Eager:
-    """Runs a method's functions as they are written."""
+    """Runs a method's functions as they are written.
 
-    looks_ahead = False
+    The batched and the CUDA engine derive from this one. A cohort may be iterated over more than once.
+    """
 
     def __init__(self, work: Workload) -> None:
         self.work = work
         self.algorithm, self.problem, self.clients = work.algorithm, work.problem, work.clients
 
-    def train(
-        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload], round: Round
-    ) -> Iterable[Result]:
-        for number, member, payload in zip(cohort, members, payloads, strict=True):
-            yield self._train_one(number, member, payload, round)
+    def train(self, cohort: Iterable[Participant], round: Round) -> Iterable[Result]:
+        """Train a cohort; yield results as clients finish, in the order of the cohort."""
+        return (self._train_one(*participant, round) for participant in cohort)
 
     def _train_one(self, number: int, member: Member, payload: Payload, round: Round) -> ClientResult:
         client, upload, address = self.local_update(number, member, payload, round)
         if self.algorithm.personalizes():
             client = self.personalize(number, client, payload, round)
-        return ClientResult(Member(client, member.ledger, address), upload)
+        return ClientResult([number], Member(client, member.ledger, address), upload)
 
     def local_update(self, number: int, member: Member, payload: Payload, round: Round) -> tuple[Any, Payload, Payload]:
         """Return a client's new state, its upload and its address."""
@@ -63,10 +62,12 @@ class Eager:
             made = self.algorithm.personalize(self.problem, own, received, data, round)
             return contract.require_state("personalize", made)
 
-    def expect(self, cohort: Sequence[int], members: Sequence[Member], round: Round) -> None:
-        pass
+    def expect(self, numbers: Sequence[int], member_of: Callable[[int], Member], round: Round) -> Mapping[int, Member]:
+        """Prepare the next round of training; return the members that were read for it, which must train in it."""
+        return {}
 
     def meanwhile(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Begin the server's work on uploads if it can run beside clients; return a function that gives its result."""
         return work
 
     def _data(self, number: int, round: int) -> ShuffledData:
@@ -85,6 +86,7 @@ class Eager:
 
     @contextmanager
     def seeded(self, number: int, round: int, phase: int = 0) -> Iterator[None]:
+        """Seed dropout and the like by round and client, so that a resumed run repeats them."""
         drawn = seeds.integer(seeds.NOISE, self.work.seed, round, number, phase)
         with seeded(drawn, self.work.device), torch.no_grad():
             yield
@@ -92,26 +94,24 @@ class Eager:
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
     def personal_model(self, number: int, member: Member, payload: Payload) -> Params:
+        """Return the personal model of one client."""
         with self.seeded(number, EVALUATION_ROUND):
             client, received = contract.own((member.client, payload))
             made = self.algorithm.personal_model(self.problem, client, received, self._data(number, EVALUATION_ROUND))
         return contract.require_model("personal_model", made, self.problem.params())
 
-    def personal_accuracy(
-        self, cohort: Sequence[int], members: Sequence[Member], payloads: Sequence[Payload]
-    ) -> list[float | None]:
-        return [
-            self.accuracy(self.personal_model(number, member, payload), [number])[0]
-            for number, member, payload in zip(cohort, members, payloads, strict=True)
-        ]
+    def personal_accuracy(self, cohort: Iterable[Participant]) -> list[float | None]:
+        """Return each client's test accuracy under its personal model; None for a client without test data."""
+        return [self._accuracy(self.personal_model(*one), [one.number])[0] for one in cohort]
 
-    @torch.no_grad()
-    def accuracy(self, params: Params, cohort: Sequence[int]) -> list[float | None]:
-        groups = [cohort[i : i + CLIENTS_IN_MEMORY] for i in range(0, len(cohort), CLIENTS_IN_MEMORY)]
+    def accuracy(self, params: Params, numbers: Sequence[int]) -> list[float | None]:
+        """Return each client's test accuracy under one model; None for a client without test data."""
+        groups = [numbers[i : i + CLIENTS_IN_MEMORY] for i in range(0, len(numbers), CLIENTS_IN_MEMORY)]
         return [found for group in groups for found in self._accuracy(params, group)]
 
-    def _accuracy(self, params: Params, cohort: Sequence[int]) -> list[float | None]:
-        held = [self.clients[c] for c in cohort]
+    @torch.no_grad()
+    def _accuracy(self, params: Params, numbers: Sequence[int]) -> list[float | None]:
+        held = [self.clients[n] for n in numbers]
         x = torch.cat([h.x_test for h in held])
         y = torch.cat([h.y_test for h in held])
         if not len(y):

@@ -71,7 +71,7 @@ class Recording:
     ) -> None:
         self.states, self.payload, self.numbers = states, payload, numbers
         self.memory = memory
-        self.made = CohortResult((), (), {}, {}, 0)
+        self.made = CohortResult((), (), (), {}, {})
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._steps = 0
         self._uploaded = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,17 +10,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fedslr.channel.model_size import Sizes
 from fedslr.channel.transport import Encoded, Measured
 from fedslr.core.algorithm import Algorithm
-from fedslr.core.errors import FedslrError, WireError
+from fedslr.core.errors import FedslrError
 from fedslr.core.group import Group
 from fedslr.core.types import Loss, Params, Round
 from fedslr.data.federation import Federation
 from fedslr.engine import evaluation, fingerprints, selection, setup
-from fedslr.engine.choice import choose
+from fedslr.engine.aggregation import noting_divergence
 from fedslr.engine.roster import temporary_store
 from fedslr.engine.run_state import RunState
 from fedslr.engine.saving import Saving, look_into
@@ -32,7 +30,8 @@ from fedslr.storage.client_store import ClientStore
 from fedslr.storage.record import Record
 from fedslr.storage.run_folder import RunFolder
 
-PHASES = ("train", "aggregate", "evaluate", "checkpoint")
+RECORDED_PHASES = ("train", "aggregate", "evaluate")
+"""The phases of a round whose seconds are in its record."""
 
 
 class Simulation:
@@ -55,14 +54,11 @@ class Simulation:
         self.num_clients = len(federation.clients)
         self.select = select or selection.find(settings.selection)
         work = setup.workload(algorithm, federation, model, settings, loss=loss, group=self.group, warn=warn)
-        size = settings.cohort_size(self.num_clients)
-        draw = functools.partial(selection.draw, self.select, size, work.examples, settings.seed)
-        # The cohort of a round is also asked for in the round before.
-        self._cohort = functools.lru_cache(2)(draw)
+        self.examples = work.examples
         self.evaluated = selection.evaluated(settings.evaluate_clients, self.num_clients, settings.seed)
 
         self.problem, self.device = work.problem, work.device
-        self.engine = choose(settings, work, warn)
+        self.engine = setup.choose_engine(settings, work, warn)
         transport = Measured() if self.device.type == "cuda" else Encoded()
         checkpoints = None if folder is None else Checkpoints(folder.path / "checkpoint", self.group)
         if checkpoints is None:
@@ -83,39 +79,49 @@ class Simulation:
                 group=self.group,
                 warn=warn,
             )
-        self.group.require_same_run(self._description, self.num_clients, algorithm.server_sees)
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        if self.group.size > 1:
+            self._require_same_run()
+        self.seconds = dict.fromkeys((*RECORDED_PHASES, "checkpoint"), 0.0)
         self._warned_of_theory = False
 
     # --- one round ----------------------------------------------------------------------------------------------------
 
     def rounds(self) -> Iterator[Record]:
         """Run what is left of the run; yield the record of every finished round."""
+        sampled = self._cohort(self.state.done)
         while self.state.done < self.settings.rounds:
-            yield self._round()
+            coming = self._cohort(self.state.done + 1)
+            yield self._round(sampled, coming)
+            sampled = coming
         self.store.flush()
 
-    def _round(self) -> Record:
-        now, sampled, before = self.settings.round(self.state.done), self._cohort(self.state.done), dict(self.seconds)
+    def _cohort(self, number: int) -> list[int]:
+        """Return the clients of a round; none after the last round."""
+        if number >= self.settings.rounds:
+            return []
+        size = self.settings.cohort_size(self.num_clients)
+        return selection.draw(self.select, size, self.examples, self.settings.seed, number)
+
+    def _round(self, sampled: list[int], coming: list[int]) -> Record:
+        now, before = self.settings.round(self.state.done), dict(self.seconds)
         record = Record(round=now.number + 1, lr=now.lr, clients=sampled)
         with self._timed("train"):
-            aggregate = self.training.train(self.group.mine(sampled), self._next_cohort(now), now, record)
-        with self._timed("aggregate"), _noting_divergence(now):
+            aggregate, down, up = self.training.train(self.group.mine(sampled), self.group.mine(coming), now)
+        record.count_down(down)
+        record.count_up(up)
+        with self._timed("aggregate"), noting_divergence(now.number):
             self.state.advance(aggregate())
         record.rank = self.state.delivery.ranks()
         if self.settings.is_evaluated(self.state.done):
             with self._timed("evaluate"):
                 self._evaluate(now, record)
-        record.seconds_by = {p: round(self.seconds[p] - before[p], 6) for p in PHASES[:3]}
+        record.seconds_by = {p: round(self.seconds[p] - before[p], 6) for p in RECORDED_PHASES}
         record.seconds = round(sum(record.seconds_by.values()), 6)
         if self.folder is not None:
             self.folder.append(record)
         if self.saving is not None and self.saving.is_due():
             self.save()
         return record
-
-    def _next_cohort(self, now: Round) -> list[int]:
-        return self.group.mine(self._cohort(now.number + 1)) if now.number + 1 < now.total else []
 
     # --- what is measured ---------------------------------------------------------------------------------------------
 
@@ -137,7 +143,7 @@ class Simulation:
     def personal_params(self, number: int) -> Params:
         """Return the parameters of one client's personal model."""
         member = self.state.roster.member(number)
-        return self.engine.personal_model(number, member, self.state.delivery.payload(number, member))
+        return self.engine.personal_model(number, member, self.state.delivery.decoded(number, member))
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -160,11 +166,18 @@ class Simulation:
         """The digest of the model's layers and shapes, whatever its trained weights are."""
         return fingerprints.of_model(self.problem.model)
 
-    def _description(self) -> tuple[str, ...]:
-        """Return what must be the same in all processes of a run."""
+    def _require_same_run(self) -> None:
+        """Refuse processes that were given different runs, and runs that several processes cannot share."""
+        if self.algorithm.server_sees == "each":
+            raise FedslrError("torchrun: this method's server must see every upload; run it in one process")
+        if self.group.size > self.num_clients:
+            raise FedslrError(
+                f"torchrun: {self.group.size} processes for {self.num_clients} clients; expected at most one for each"
+            )
         start = fingerprints.of_params(self.state.start)
-        data, model = fingerprints.of_data(self.federation), fingerprints.of_model(self.problem.model)
-        return data, model, start, repr(self.algorithm), repr(self.settings)
+        mine = (self.state.digests, start, repr(self.algorithm), repr(self.settings))
+        if any(other != mine for other in self.group.gather(mine)):
+            raise FedslrError("torchrun: the processes were given different data, models or settings; seed them alike")
 
     def save(self) -> None:
         """Write a checkpoint, unless this round has one."""
@@ -186,15 +199,3 @@ class Simulation:
     def look_into(self, folder: Path) -> None:
         """Take the models that the newest checkpoint of a run folder holds. Nothing there is changed."""
         self.seconds |= look_into(self.state, folder, self.warn)
-
-
-@contextmanager
-def _noting_divergence(now: Round) -> Iterator[None]:
-    """Report a global model that diverged."""
-    try:
-        yield
-    except (WireError, LinAlgError) as error:
-        why = str(error).splitlines()[0]
-        raise FedslrError(
-            f"round {now.number + 1}: the global model diverged: {why}; lower lr or the method's step sizes"
-        ) from error

@@ -1,13 +1,15 @@
-"""The state of a run after a round: the server, the clients, and what clients are sent next."""
+"""The state of a run after a round: the server, the clients, and the next broadcast."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from fedslr.channel.transport import Measured
 from fedslr.core.tree import Mean
 from fedslr.core.types import Params, Payload, Round
 from fedslr.data.federation import Federation
+from fedslr.engine import fingerprints
 from fedslr.engine.aggregation import ServerState, close_round, first_server_state, weight_of
 from fedslr.engine.delivery import Delivery
 from fedslr.engine.roster import Roster
@@ -27,27 +29,32 @@ class RunState:
         """The weight ω of every client."""
         self.restart(self.problem.params())
 
-    def restart(self, start: Params, kept: ServerState | None = None, done: int = 0) -> None:
+    def restart(self, start: Params, server_state: ServerState | None = None, done: int = 0) -> None:
         """Take an initial model and, to go on from a checkpoint, the server's state after `done` rounds."""
         self.start, self.done = start, done
         self.roster = Roster(self.algorithm, start, self.store)
-        self.held = kept or first_server_state(self.algorithm, start)
-        self.delivery = self.deliver(self.held)
+        self.server_state = first_server_state(self.algorithm, start) if server_state is None else server_state
+        self.delivery = self.deliver(self.server_state)
 
-    def deliver(self, held: ServerState) -> Delivery:
+    def deliver(self, server_state: ServerState) -> Delivery:
         """Return the broadcast of a server's state."""
-        return Delivery(self.algorithm, self.transport, self.algorithm.broadcast(held.server, held.mean_ledger))
+        return Delivery(self.algorithm, server_state, self.transport)
 
     def next_round(self, uploads: Mean, each: Mapping[int, Payload], round: Round) -> NextRound:
         """Return the server's state after a round and its broadcast; nothing here changes."""
-        held = close_round(self.algorithm, self.held, uploads, sum(self.weights), round, each)
-        return held, self.deliver(held)
+        after = close_round(self.algorithm, self.server_state, uploads, sum(self.weights), round, each)
+        return after, self.deliver(after)
 
-    def advance(self, made: NextRound) -> None:
-        """A round is over."""
-        self.held, self.delivery = made
+    def advance(self, after: NextRound) -> None:
+        """End a round: take the server's next state and its broadcast."""
+        self.server_state, self.delivery = after
         self.done += 1
 
     def global_model(self) -> Params | None:
         """Return the dense global model; None for a method without one."""
         return self.delivery.global_model(self.start)
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The digests of the run's data and model, which a checkpoint keeps."""
+        return {"data": fingerprints.of_data(self.federation), "model": fingerprints.of_model(self.problem.model)}

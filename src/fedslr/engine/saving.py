@@ -11,7 +11,6 @@ from fedslr.core import factored
 from fedslr.core.errors import CheckpointError, FedslrError
 from fedslr.core.group import Group
 from fedslr.core.states import plain, restore
-from fedslr.engine import fingerprints
 from fedslr.engine.aggregation import ServerState, first_server_state
 from fedslr.engine.run_state import RunState
 from fedslr.engine.settings import Settings
@@ -38,16 +37,18 @@ class Saving:
         self._saved, self._saved_at = 0, monotonic()
         self._held_back = False
         """Whether a checkpoint waits for `checkpoint_minutes`."""
-        self._identity: dict[str, str] = {}
 
     def save(self, seconds: Mapping[str, float]) -> None:
         """Write a checkpoint, unless this round has one."""
         run = self.run
         if self._saved == run.done:
             return
-        self._identity = self._identity or identity_of(run)
-        notes = {**self._identity, "metrics": self.folder.sync(), "seconds": dict(seconds), "functions": self.functions}
-        server = {"server": plain(run.held.server), "ledger": plain(run.held.mean_ledger), "start": run.start}
+        notes = {**run.digests, "metrics": self.folder.sync(), "seconds": dict(seconds), "functions": self.functions}
+        server = {
+            "server": plain(run.server_state.server),
+            "ledger": plain(run.server_state.mean_ledger),
+            "start": run.start,
+        }
         self.checkpoints.save(run.done, server, run.store, notes)
         self._saved, self._saved_at = run.done, monotonic()
 
@@ -111,19 +112,13 @@ def look_into(run: RunState, folder: Path, warn: Callable[[str], None]) -> Mappi
 
 def go_back(run: RunState, generation: Generation, kept: dict[str, Any]) -> None:
     """Give a run the server of a checkpoint; refuse one of other data or another model."""
-    now = identity_of(run)
-    if generation.notes["data"] != now["data"]:
+    if generation.notes["data"] != run.digests["data"]:
         raise CheckpointError(
             "the data are not the ones this run began with; restore them, or begin another run in another folder"
         )
-    if generation.notes["model"] != now["model"]:
+    if generation.notes["model"] != run.digests["model"]:
         raise CheckpointError("the model is not the one this run began with; restore it, or begin another run")
     kept = factored.to_device(kept, run.work.device)
     first = first_server_state(run.algorithm, kept["start"])
-    held = ServerState(restore(first.server, kept["server"]), restore(first.mean_ledger, kept["ledger"]))
-    run.restart(kept["start"], held, generation.rounds)
-
-
-def identity_of(run: RunState) -> dict[str, str]:
-    """Return the digests of a run's data and model."""
-    return {"data": fingerprints.of_data(run.federation), "model": fingerprints.of_model(run.problem.model)}
+    server_state = ServerState(restore(first.server, kept["server"]), restore(first.mean_ledger, kept["ledger"]))
+    run.restart(kept["start"], server_state, generation.rounds)

@@ -1,4 +1,4 @@
-"""The preparation of a run: the model on its device, the loss, the clients' data."""
+"""The preparation of a run: the model on its device, the loss, the clients' data, and the engine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,21 @@ from fedslr.core.problem import Problem
 from fedslr.core.types import Loss
 from fedslr.data.federation import Federation, clients_on_device
 from fedslr.engine import preflight
+from fedslr.engine.batched import Batched
+from fedslr.engine.cuda import Cuda
+from fedslr.engine.eager import Eager
 from fedslr.engine.settings import Settings
 from fedslr.engine.workload import Workload
 from fedslr.tasks import losses
+
+MAX_COHORT_PARAMETERS = 2**22
+"""Parameters in the models of a cohort up to which a CPU trains them faster together."""
+
+MIN_COHORT = 4
+"""Clients from which on training them together is faster."""
+
+MAX_ROUND_INPUTS = 2**28
+"""Numbers in the batches of a round up to which all may be made before it: one GiB in float32."""
 
 
 def workload(
@@ -58,4 +70,50 @@ def workload(
         usual_cohort=-(-settings.cohort_size(len(examples)) // group.size),
         precision=settings.settled().precision,
         loss_is_mean=loss in losses.LOSSES.values(),
+    )
+
+
+def choose_engine(settings: Settings, work: Workload, warn: Callable[[str], None]) -> Eager:
+    """Return the engine that was asked for; `auto` takes the CUDA engine on a GPU and the faster one on a CPU."""
+    on_gpu = work.device.type == "cuda"
+    if settings.engine == "cuda" and not on_gpu:
+        raise FedslrError("engine: got 'cuda', but this run is not on a GPU; try auto, or device = 'cuda'")
+    if settings.precision not in ("auto", "float32") and not on_gpu:
+        raise FedslrError(f"precision: got '{settings.precision}', which only a GPU has; expected auto or float32")
+    if settings.precision in ("tf32", "bf16") and settings.dtype != "float32":
+        raise FedslrError(
+            f"precision: got '{settings.precision}', but dtype = '{settings.dtype}' is multiplied exactly; "
+            "expected auto or float32"
+        )
+    if on_gpu:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        work.problem.tf32 = work.precision != "float32"
+        if settings.engine in ("auto", "cuda"):
+            return Cuda(work, settings.engine, warn)
+    if settings.engine == "batched" or (
+        settings.engine == "auto" and not on_gpu and batching_is_faster(settings, work)
+    ):
+        return Batched(work, settings.engine, warn)
+    return Eager(work)
+
+
+def batching_is_faster(settings: Settings, work: Workload) -> bool:
+    """Return whether a CPU should train a cohort together: small models, several clients, similar amounts of work.
+
+    Batching saves the overhead of many small operations, so models must be small. Clients that have done their steps
+    wait for the one that has most, so the mean number of steps must be at least half the largest. All batches of a
+    round are in memory at once. The rule measures no time: engines differ in the last bits, and a run must not depend
+    on how busy a machine is.
+    """
+    cohort = settings.cohort_size(len(work.examples))
+    parameters = sum(p.numel() for p in work.problem.model.parameters())
+    steps = [-(-n // settings.batch_size) for n in work.examples]
+    passes = settings.epochs + settings.personal_epochs
+    inputs = cohort * passes * max(steps) * settings.batch_size * work.clients[0].x.shape[1:].numel()
+    balanced = 2 * sum(steps) >= max(steps) * len(steps)
+    return (
+        cohort >= MIN_COHORT
+        and cohort * parameters <= MAX_COHORT_PARAMETERS
+        and inputs <= MAX_ROUND_INPUTS
+        and balanced
     )

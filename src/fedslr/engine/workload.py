@@ -23,7 +23,16 @@ class Member(NamedTuple):
     """The state that the method keeps for the client."""
     ledger: Any
     address: Payload
-    """The server's copy of what `addressed` reads."""
+    """The server's copy of the address that `addressed` reads."""
+
+
+class Participant(NamedTuple):
+    """One client in a round or an evaluation."""
+
+    number: int
+    member: Member
+    payload: Payload
+    """The decoded message that the client received."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,15 +90,16 @@ def run(
         track=track,
         warn=warn or (lambda text: warnings.warn(text, stacklevel=3)),
     )
-    return execute(request)
+    return execute(request, distributed.join())
 
 
 def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None = None, **options: Any) -> Result:
     """Run a recipe in a folder; `options` are the fields of `RunRequest` that a recipe does not have."""
     warn = warn or warnings.warn
     recipe = replace(recipe, settings=recipe.settings.settled())
+    group = distributed.join()
     # The first process decodes images for all.
-    federation = distributed.join().after_first(lambda: build_federation(recipe.data, warn))
+    federation = group.after_first(lambda: build_federation(recipe.data, warn))
     request = RunRequest(
         algorithm=recipe.algorithm,
         federation=federation,
@@ -109,7 +110,7 @@ def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None 
         warn=warn,
         **options,
     )
-    return execute(request)
+    return execute(request, group)
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from torch import nn
 
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import Interrupted
+from fedslr.core.group import Group
 from fedslr.core.interrupts import Stop, stop_on_ctrl_c
 from fedslr.core.types import Loss
 from fedslr.data.federation import Federation
-from fedslr.engine import distributed
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.selection import Select
 from fedslr.engine.settings import CUSTOM, Settings
@@ -51,11 +51,10 @@ class RunRequest:
     warn: Warn
 
 
-def execute(request: RunRequest) -> Result:
+def execute(request: RunRequest, group: Group) -> Result:
     """Train what is left of a run, write its results, and return them."""
-    ctrl_c = Stop()
-    group = distributed.join(request.should_stop or ctrl_c.__bool__)
-    tracking = Tracking(request.track, request.warn)
+    ctrl_c, tracking = Stop(), Tracking(request.track, request.warn)
+    group.should_stop = request.should_stop or ctrl_c.__bool__
     with contextlib.ExitStack() as ending:
         folder = None
         if request.out is not None:
@@ -63,7 +62,6 @@ def execute(request: RunRequest) -> Result:
             ending.callback(folder.close)
             if request.should_stop is None:
                 ending.enter_context(stop_on_ctrl_c(ctrl_c, request.warn))
-        ending.callback(tracking.finish, None)
         simulation = Simulation(
             request.algorithm,
             request.federation,
@@ -80,9 +78,12 @@ def execute(request: RunRequest) -> Result:
             simulation.resume()
         else:
             simulation.begin()
+        summary = None
         try:
             result = _train(request, simulation, tracking, ctrl_c)
+            summary = result.summary
         finally:
+            tracking.finish(summary)
             if folder is not None and group.first:
                 _write_report(folder.path, request.warn)
     if ctrl_c:
@@ -116,7 +117,6 @@ def _train(request: RunRequest, simulation: Simulation, tracking: Tracking, ctrl
     result = Result(simulation, records, summarize(figures(simulation), records, rerunnable, given))
     if folder is not None and not finished:
         folder.write_summary(result.summary)
-    tracking.finish(result.summary)
     return result
 
 

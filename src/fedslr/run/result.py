@@ -63,7 +63,7 @@ class Result:
         """The personal model as the client stores it: factors, a sparse part or dense parameters."""
         number, state = self._checked(client), self._simulation.state
         member = state.roster.member(number)
-        return self.algorithm.deployed(member.client, state.delivery.parts(number, member))
+        return self.algorithm.deployed(member.client, state.delivery.compact(number, member))
 
     def global_parts(self) -> Payload:
         """The global model as the server holds it: factors where the method has them."""
