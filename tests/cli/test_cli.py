@@ -751,7 +751,7 @@ WRONG_CALLS = {
     "show of an unfinished run": (lambda p: ["show", write(p / "config.toml", "x").parent], "no finished run in it"),
     "show of what lies deeper": (
         lambda p: ["show", write(p / "a" / "b" / "c" / "config.toml", "x").parents[2]],
-        "a: no run right in it, but there are some in ",
+        "a: no run directly in it, but there are runs in ",
     ),
     "a deployment": (
         lambda p: ["run", write(p / "d.toml", "[federation]\nclasses = 2")],

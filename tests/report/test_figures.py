@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 
 import fedslr
 from fedslr.data import load
 from fedslr.report import curves, paper_figures
-from fedslr.report.hyperparameter_sweeps import find_sweep
 from fedslr.report.saved_runs import find_runs
 from fedslr.run import recipes, representation
 from fedslr.run.api import run_recipe
@@ -122,7 +122,7 @@ def test_a_sweep_from_zero_has_room_for_its_values(tmp_path):
 def test_methods_that_differ_in_a_number_are_no_sweep(tmp_path):
     for name, lr in (("fedslr", 0.1), ("ditto", 0.1), ("fedavg", 0.05)):
         write_run(tmp_path / name, name=name, lr=lr)
-    assert find_sweep(curves.ranked_groups(find_runs([tmp_path]))) is None
+    assert curves.find_sweep(curves.ranked_groups(find_runs([tmp_path]))) is None
 
 
 def test_a_violin_says_whom_it_has_not(command, tmp_path):
@@ -177,16 +177,18 @@ def test_a_single_evaluation_tells_models_apart(tmp_path):
     assert shared.get_markerfacecolor() == "white"
 
 
-def test_legends_hide_no_lines(tmp_path):
-    """A few entries lie on the axes, many beside them; the highest line is inside."""
+def test_names_hide_no_lines(tmp_path):
+    """Lines are named beside the axes, without overlap; the highest line is inside."""
     for n in range(1, 7):
         write_run(tmp_path / str(n), lr=n)
         runs = find_runs([tmp_path])
         figure = paper_figures.accuracy(runs)
         figure.draw_without_rendering()
-        box, axes = figure.axes[0].get_legend().get_window_extent(), figure.axes[0].get_window_extent()
-        assert (box.x0 >= axes.x1) == (2 * n > paper_figures.MAX_LEGEND_ON_AXES)
-        assert box.x1 <= figure.bbox.x1
+        # Without the lines that lead to the names.
+        boxes = sorted((Text.get_window_extent(text) for text in figure.axes[0].texts), key=lambda box: box.y0)
+        assert len(boxes) == 2 * n
+        assert all(figure.axes[0].get_window_extent().x1 <= box.x0 < box.x1 <= figure.bbox.x1 for box in boxes)
+        assert all(low.y1 <= high.y0 + 1 for low, high in itertools.pairwise(boxes))
         (drawn,) = paper_figures.communication(runs, paper_figures.Options()).axes
         assert drawn.get_ylim()[1] > 1.05 * max(y for line in drawn.lines for y in line.get_ydata())
     figure = paper_figures.sensitivity(runs, paper_figures.Options())
@@ -201,7 +203,7 @@ def test_long_names_leave_room_for_the_axes(command, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert command("figures", tmp_path / "runs", "--only", "accuracy", "--out", tmp_path)[0] == 0
-    shown = paper_figures.accuracy(find_runs([tmp_path / "runs"])).axes[0].get_legend().get_texts()
+    shown = paper_figures.accuracy(find_runs([tmp_path / "runs"])).axes[0].texts
     assert all(len(text.get_text()) <= 50 for text in shown)
     assert {text.get_text().rpartition(", ")[2] for text in shown} == {"personal", "global"}
 

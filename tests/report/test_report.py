@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import shutil
@@ -24,7 +25,8 @@ from fedslr.report import (
     colours,
     curves,
     html_report,
-    label_chart,
+    label_section,
+    line_chart,
     model_size_section,
     number_text,
     report_view,
@@ -32,7 +34,6 @@ from fedslr.report import (
     svg_axes,
     violin_chart,
 )
-from fedslr.report.hyperparameter_sweeps import find_sweep
 from fedslr.report.run_facts import run_facts
 from fedslr.report.run_groups import group_runs
 from fedslr.report.saved_runs import find_runs
@@ -283,7 +284,7 @@ def test_only_the_last_line_of_an_unfinished_run_may_be_cut_short(tmp_path):
 def test_an_unfinished_run_says_how_large_its_models_are(tmp_path):
     text = " ".join(shown(write_run(tmp_path / "a", planned=9)).split())
     assert "size of the global model" in text
-    assert "40 of 100 numbers" in text
+    assert "40 of 100 parameters" in text
     assert "zeros in the personal parts" in text
 
 
@@ -367,43 +368,71 @@ def test_rows_of_a_sweep_over_two_keys_are_told_apart(tmp_path):
     assert len(set(map(str, rows))) == len(rows) == 8
 
 
-def places(texts: list[tuple[str, str, str]]) -> list[tuple[float, float, float]]:
-    """Where words begin and, at the width of a phone's letters, end; and in which row they are."""
-    return [(float(x), float(x) + svg_axes.WIDE_LETTER_WIDTH * len(name), float(y)) for x, y, name in texts]
+@pytest.mark.parametrize("wanted", [[5.0], [3, 3, 3], [0, 0, 100, 99, 98], [50, 49, 51, 48], list(range(40))])
+def test_names_set_apart_do_not_overlap(wanted):
+    """They keep their order and their room; those that are apart already stay."""
+    placed = line_chart.set_apart(wanted, 13, 0, 100)
+    gap = min(13, 100 / max(1, len(wanted) - 1))
+    assert all(-1e-9 <= place <= 100 + 1e-9 for place in placed)
+    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(sorted(placed)))
+    assert [i for _, i in sorted(zip(placed, range(99), strict=False))] == sorted(
+        range(len(wanted)), key=wanted.__getitem__
+    )
+    assert line_chart.set_apart([10, 90, 40], 13, 0, 100) == [10, 90, 40]
 
 
 @pytest.mark.parametrize("values", [1, 2, 5])
-def test_a_key_stays_on_its_chart(values, tmp_path):
-    """Samples and names lie side by side, hide no other, and not the axis' label; the chart is as much higher."""
+def test_lines_are_named_at_their_ends(values, tmp_path):
     for epochs in (1, 2, 3):
         for lr in range(1, values + 1):
             write_run(tmp_path / f"{lr}-{epochs}", lr=lr, epochs=epochs)
     chart = figure_of(shown(tmp_path), "Accuracy over epochs")
-    drawn = re.findall(
-        r'<g class="c\d"><path d="M([\d.]+) ([\d.]+)h20".*?</g><text x="([\d.]+)" y="([\d.]+)">(.*?)<', chart
-    )
-    assert len(drawn) == 2 * values
-    assert {(float(x) - float(at), float(y) - float(level)) for at, level, x, y, _ in drawn} == {(26, 4)}
-    label = (0.0, svg_axes.WIDE_LETTER_WIDTH * len(accuracy_sections.ACCURACY.label), 11.0)
-    taken = [label, *places([(x, y, name) for _, _, x, y, name in drawn])]
-    for n, (start, end, row) in enumerate(taken):
-        assert 0 <= start < end <= svg_axes.WIDTH
-        assert all(end <= s - 26 or e <= start for s, e, r in taken[n + 1 :] if r == row)
-    height = float(re.findall(r'viewBox="0 0 460 ([\d.]+)"', chart)[0])
-    assert height - svg_axes.HEIGHT == max(row for *_, row in taken) - 11
+    names = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" class="end">(?:<title>.*?</title>)?(.*?)<', chart)
+    ends = max(float(x) for x in re.findall(r'cx="([\d.]+)"', chart))
+    assert len(names) == 2 * values
+    for x, _, name in names:
+        assert ends < float(x) < float(x) + svg_axes.WIDE_LETTER_WIDTH * len(name) <= svg_axes.WIDTH
+    assert all(b - a >= 12.9 for a, b in itertools.pairwise(sorted(float(y) for _, y, _ in names)))
 
 
-def test_a_key_that_fits_makes_no_chart_higher(tmp_path):
-    text = shown(write_run(tmp_path / "a"))
-    for title in ("Accuracy over rounds", "Size of the models", "Bytes per round", "Seconds per round"):
-        assert f'viewBox="0 0 {svg_axes.WIDTH} {svg_axes.HEIGHT}"' in figure_of(text, title)
+def test_lines_that_begin_far_below_leave_their_ends_room():
+    """The law: nothing in the last third of any line is cut off."""
+    lines = [[(n, 90 - 80 / n) for n in range(1, 31)], [(n, 95 - 60 / n) for n in range(1, 61)]]
+    assert curves.late_minimum(lines) == 90 - 80 / 20
+    assert curves.late_minimum([[(1, 50), (2, 60), (3, 70)]]) is None
+    assert curves.late_minimum([[(1, 50)]]) is None
+
+
+def test_equal_lines_all_remain_visible():
+    """Full lines lie below dashed ones, and every line below another is wider."""
+    points = [(1, 5.0), (2, 6.0)]
+    series = [line_chart.Series(str(i), i, colours.Look(i), points, i == 1) for i in range(3)]
+    axis = svg_axes.Axis("x")
+    drawn = re.findall(r'data-name="(\d)".*?stroke-width="([\d.]+)"', line_chart.line_chart("t", series, axis, axis))
+    assert [name for name, _ in drawn] == ["2", "0", "1"]
+    assert [float(width) for _, width in drawn] == sorted((float(width) for _, width in drawn), reverse=True)
+    assert len({width for _, width in drawn}) == 3
+
+
+def test_a_method_without_messages_is_a_level_line(tmp_path):
+    write_run(tmp_path / "a")
+    metrics = write_run(tmp_path / "b", name="local") / "metrics.jsonl"
+    records = [json.loads(line) | {"bytes_down": 0, "bytes_up": 0} for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    chart = figure_of(shown(tmp_path), "Accuracy over bytes sent")
+    levels = re.findall(r'<path d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)" data-name="([^"]*): no bytes"', chart)
+    assert {name for *_, name in levels} == {"local, personal", "local, global"}
+    right = max(float(x) for x in re.findall(r'cx="([\d.]+)"', chart))
+    for x0, y0, x1, y1, _ in levels:
+        assert (y0, float(x1)) == (y1, right)
+        assert float(x0) < right / 3
 
 
 def test_a_line_of_its_own_kind_has_dots_of_its_own_kind(tmp_path):
     """With a single evaluation there are nothing but dots."""
     chart = figure_of(shown(write_run(tmp_path / "a", rounds=2)), "Accuracy over rounds")
-    assert len(re.findall(r'class="dot"', chart)) == len(re.findall(r'class="dot hollow"', chart)) == 2
-    assert "hollow dots: all with the global model" in chart
+    assert len(re.findall(r'class="dot"', chart)) == len(re.findall(r'class="dot hollow"', chart)) == 1
+    assert "hollow dots: the global model" in chart
 
 
 def test_captions_say_what_is_drawn(tmp_path):
@@ -416,7 +445,7 @@ def test_captions_say_what_is_drawn(tmp_path):
     assert "(band: smallest and largest client)" in sizes
     assert "One seed of each." in sizes
     assert "One of 2 seeds." in figure_of(text, "Rank of every layer over rounds: lr 1")
-    for lr in (4, 5):
+    for lr in (4, 5, 6, 7):
         write_run(tmp_path / f"0-{lr}", lr=lr)
     sizes = figure_of(shown(tmp_path), "Size of the models")
     assert 'class="spread"' not in sizes
@@ -438,9 +467,8 @@ def test_whose_split_is_shown_is_said(tmp_path):
 
 
 def test_clients_stand_in_the_middle_of_their_bars():
-    axis = svg_axes.Axis("client", "{:.0f}".format, whole=True)
     for clients in (1, 3, 20):
-        chart = label_chart.label_chart("x", np.ones((clients, 2), int), axis, svg_axes.Axis("samples", low=0))
+        chart = label_section.label_chart("x", np.ones((clients, 2), int))
         bars = re.findall(r"M([\d.]+) [\d.]+h([\d.]+)", re.findall(r'd="([^"]*)" class="bar"', chart)[0])
         middles = [float(x) + float(wide) / 2 for x, wide in bars]
         ticks = {float(x): int(n) for x, n in re.findall(r'<path d="M([\d.]+) [\d.]+v4".*?>(\d+)</text>', chart)}
@@ -481,7 +509,7 @@ def test_the_table_and_the_figures_on_top_are_those_asked_for(tmp_path):
             c for r in rows for c in r
         ]
         best = max(float(row[2]) for row in rows)
-        assert f"<strong>{best:.2f} %</strong> <span>best accuracy of personal models" in text
+        assert f"<strong>{best:.2f} %</strong> <span>highest accuracy of personal models" in text
         single = html_report.report_page(runs[:1], pick=pick, clients=clients)
         shown = fedslr.storage.statistics.accuracy(runs[0].records, pick, clients)["personal"]
         assert f"<strong>{number_text.percent(shown)}</strong> <span>accuracy of the personal models" in single
@@ -553,7 +581,7 @@ def test_a_sweep_shows_its_sensitivity(tmp_path):
     checked(text)
     assert "Accuracy over lr" in charts_of(text)
     assert "fedslr on digits, by lr" in text
-    found = find_sweep(curves.ranked_groups(find_runs([tmp_path])))
+    found = curves.find_sweep(curves.ranked_groups(find_runs([tmp_path])))
     assert found is not None
     assert [x for x, _ in found.lines[""]] == [1e-4, 1e-3, 1e-2]
     assert [len(g.runs) for _, g in found.lines[""]] == [2, 2, 2]

@@ -14,7 +14,9 @@ from fedslr.report.run_groups import SEED_KEYS, UNLABELLED_KEYS, Group, group_ru
 from fedslr.report.saved_runs import Run
 
 BASELINE = "fedavg"
-"""The method that accuracies are compared with, as in the paper."""
+"""The paper compares the accuracy of every client with its accuracy under this method."""
+MAX_BINS = 160
+Line = Sequence[tuple[float, float]]
 
 
 class Sample(NamedTuple):
@@ -70,33 +72,28 @@ def by_client(run: Run, key: str) -> dict[int, float]:
     """Return a figure of every client from the last evaluation of a run."""
     for record in reversed(run.records):
         if each := record.get(key):
-            whose = record.get("evaluated") or range(len(each))
-            return {c: v for c, v in zip(whose, each, strict=True) if v is not None}
+            clients = record.get("evaluated") or range(len(each))
+            return {c: v for c, v in zip(clients, each, strict=True) if v is not None}
     return {}
 
 
-def baselines(runs: Iterable[Run]) -> dict[str, Run]:
-    """Return FedAvg's runs by the settings that a run must share to be compared with one client by client."""
-    return {_setting(r): r for r in runs if r.config.get("algorithm.name") == BASELINE}
+def baselines(runs: Iterable[Run], method: str = BASELINE) -> dict[str, Run]:
+    """Return a method's runs by the settings that another run must share to be compared with them by client."""
+    return {setting(r): r for r in runs if r.config.get("algorithm.name") == method}
 
 
-def is_baseline(group: Group) -> bool:
-    return any(r.config.get("algorithm.name") == BASELINE for r in group.runs)
+def is_baseline(group: Group, method: str = BASELINE) -> bool:
+    return any(r.config.get("algorithm.name") == method for r in group.runs)
 
 
-def has_baseline(run: Run, against: Mapping[str, Run]) -> bool:
-    return _setting(run) in against
+def relative(run: Run, against: Mapping[str, Run], model: str, base_model: str = "global") -> dict[int, float]:
+    """Return every client's accuracy less its accuracy in the baseline; nothing if no such run is given."""
+    base = against.get(setting(run))
+    before = {} if base is None else by_client(base, f"accuracy_{base_model}_per_client")
+    return {c: v - before[c] for c, v in by_client(run, f"accuracy_{model}_per_client").items() if c in before}
 
 
-def relative(run: Run, against: Mapping[str, Run], model: str) -> dict[int, float]:
-    """Return every client's accuracy less its accuracy under FedAvg; nothing if no such run is given."""
-    base = against.get(_setting(run))
-    key = f"accuracy_{model}_per_client"
-    before = {} if base is None else by_client(base, "accuracy_global_per_client")
-    return {c: v - before[c] for c, v in by_client(run, key).items() if c in before}
-
-
-def _setting(run: Run) -> str:
+def setting(run: Run) -> str:
     """Return all settings of a run except its method; seeds count, devices do not."""
     apart = UNLABELLED_KEYS.difference(SEED_KEYS)
     return repr(sorted((k, v) for k, v in run.config.items() if not k.startswith("algorithm.") and k not in apart))
@@ -121,10 +118,7 @@ def mean_of(lines: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, flo
     return [(x, fmean(values)) for x, values in sorted(places.items())]
 
 
-MAX_BINS = 160
-
-
-def binned(points: Sequence[tuple[float, float]], most: int = MAX_BINS) -> list[tuple[float, float]]:
+def binned(points: Line, most: int = MAX_BINS) -> list[tuple[float, float]]:
     """Return at most `most` points, each the mean of equally many neighbours."""
     known = [(x, y) for x, y in points if math.isfinite(y)]
     if len(known) <= most:
@@ -132,3 +126,49 @@ def binned(points: Sequence[tuple[float, float]], most: int = MAX_BINS) -> list[
     parts = np.array_split(np.array(known), most)
     # A bin stands at its last round, so that the axis ends where the run does.
     return [(float(part[-1, 0]), float(part[:, 1].mean())) for part in parts]
+
+
+def late_minimum(lines: Sequence[Line]) -> float | None:
+    """Return the lowest value in the last third of all lines; None if earlier values leave it enough room."""
+    values = [y for line in lines for _, y in line]
+    late = min(y for line in lines for x, y in line if x >= line[-1][0] * 2 / 3)
+    return late if 0 < max(values) - late < 0.5 * (max(values) - min(values)) else None
+
+
+class Sweep(NamedTuple):
+    """Groups along the values of one hyperparameter, one line for every combination of the other settings."""
+
+    key: str
+    lines: dict[str, list[tuple[float, Group]]]
+
+
+def find_sweep(groups: Sequence[Group]) -> Sweep | None:
+    """Return the sweep over the first numeric setting that varies while the others stay equal, or None."""
+    for key in groups[0].labels:
+        lines: dict[str, list[tuple[float, Group]]] = {}
+        for group in groups:
+            if (value := _number(group.labels[key])) is not None:
+                rest = {k: v for k, v in group.labels.items() if k != key}
+                lines.setdefault(Group(rest, []).name, []).append((value, group))
+        if any(len({value for value, _ in line}) > 1 for line in lines.values()):
+            return Sweep(key, {name: sorted(line, key=lambda pair: pair[0]) for name, line in lines.items()})
+    return None
+
+
+def final_accuracies(line: Sequence[tuple[float, Group]], model: str) -> list[tuple[float, list[float]]]:
+    """Return the last accuracy of every run in per cent, at each value of a sweep that has been evaluated."""
+    seen = [(x, evaluations(group, f"accuracy_{model}")) for x, group in line]
+    return [(x, [100 * v for v in samples[-1].values]) for x, samples in seen if samples]
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def spans_decades(values: Sequence[float]) -> bool:
+    """Return whether values are better seen on a logarithmic axis."""
+    return min(values) > 0 and max(values) / min(values) >= 20

@@ -7,6 +7,11 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
+def signed(value: float, digits: int = 2) -> str:
+    """Return a difference with its sign, such as "+0.25"."""
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
 def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

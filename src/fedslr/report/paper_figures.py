@@ -13,8 +13,8 @@ import numpy as np
 from fedslr.core.errors import FedslrError
 from fedslr.report import curves
 from fedslr.report.colours import PALETTE, Look, looks
-from fedslr.report.hyperparameter_sweeps import final_accuracies, find_sweep, spans_decades
-from fedslr.report.label_chart import LABEL_COLOURS
+from fedslr.report.label_section import LABEL_COLOURS
+from fedslr.report.line_chart import set_apart
 from fedslr.report.run_groups import Group
 from fedslr.report.saved_runs import Run
 
@@ -29,8 +29,6 @@ MAX_TICKED_VALUES = 8
 MAX_LEVEL_LETTERS = 12
 """Longer names under a violin are turned."""
 TURNED: dict[str, Any] = {"rotation": 40, "ha": "right"}
-MAX_LEGEND_ON_AXES = 5
-"""A legend with more entries lies beside the axes."""
 MAX_NAME_LETTERS = 50
 
 
@@ -49,11 +47,11 @@ class Options(NamedTuple):
     """Receives a line on every run that a figure leaves out."""
 
 
-def _canvas(width: float, height: float, *shape: int, **more: Any) -> tuple[Figure, Any]:
+def _canvas(width: float, height: float, *shape: int) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure  # imported late: it takes a second
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(*shape, **more)
+    return figure, figure.subplots(*shape)
 
 
 def _dress(axes: Axes, x: str, y: str) -> None:
@@ -63,16 +61,30 @@ def _dress(axes: Axes, x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(axes: Axes, figure: Figure) -> None:
-    """Put a small legend on the axes; else beside them, and enlarge the figure so that the axes keep their width."""
-    handles, names = axes.get_legend_handles_labels()
-    shown = [_short(name) for name in names]
-    if len(handles) <= MAX_LEGEND_ON_AXES:
-        axes.legend(handles, shown, loc="best", framealpha=0.85, edgecolor="none")
-        return
-    figure.set_figwidth(figure.get_figwidth() + 0.6 + 0.075 * max(map(len, shown)))
-    figure.set_figheight(max(figure.get_figheight(), 0.6 + 0.19 * len(shown)))
-    axes.legend(handles, shown, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+def _name_ends(figure: Figure, axes: Axes) -> None:
+    """Write the name of every line at the right of the axes, without overlap, and enlarge the figure by them."""
+    ends = [np.asarray(line.get_xydata())[-1] for line in axes.lines]
+    names = [_short(str(line.get_label())) for line in axes.lines]
+    figure.set_figwidth(figure.get_figwidth() + 0.075 * max(map(len, names)))
+    figure.set_figheight(max(figure.get_figheight(), 0.9 + 0.19 * len(names)))
+    low, high = axes.get_ylim()
+    gap = 0.19 * (high - low) / (figure.get_figheight() - 0.9)
+    places = set_apart([y for _, y in ends], gap, low, high)
+    for line, name, end, place in zip(axes.lines, names, ends, places, strict=True):
+        leader: dict[str, Any] = {
+            "arrowstyle": "-",
+            "linewidth": 0.7,
+            "linestyle": ":",
+            "color": line.get_color(),
+            "relpos": (0, 0.5),
+        }
+        style: dict[str, Any] = {
+            "va": "center",
+            "fontsize": "small",
+            "color": line.get_color(),
+            "annotation_clip": False,
+        }
+        axes.annotate(name, end, (1.04, place), textcoords=("axes fraction", "data"), arrowprops=leader, **style)
 
 
 def _by_round(axes: Axes, label: str) -> None:
@@ -93,11 +105,10 @@ def _short(name: str) -> str:
 
 
 def _style(look: Look, points: int, dashed: bool = False) -> dict[str, Any]:
+    """Return how to draw a line. Dashed lines lie on top of full ones, which remain visible below."""
     marker = MARKERS[look.again % len(MARKERS)] or ("o" if points == 1 else "")
-    every = max(1, points // 8)
-    line = "--" if dashed else "-"
-    style = {"color": PALETTE[look.colour], "linestyle": line, "marker": marker, "markevery": every, "markersize": 4}
-    return style | ({"markerfacecolor": "white"} if dashed else {})
+    style = {"color": PALETTE[look.colour], "marker": marker, "markevery": max(1, points // 8), "markersize": 4}
+    return style | ({"linestyle": "--", "zorder": 3, "markerfacecolor": "white"} if dashed else {})
 
 
 def _groups(runs: Sequence[Run]) -> list[tuple[Group, Look]]:
@@ -106,19 +117,26 @@ def _groups(runs: Sequence[Run]) -> list[tuple[Group, Look]]:
 
 
 def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
-    """Draw accuracy over rounds: personal models as full lines, global models dashed, one colour per method."""
-    figure, axes = _canvas(7.2, 4.2)
+    """Draw accuracy over rounds: personal models as full lines, global models dashed, bands over seeds."""
+    figure, axes = _canvas(5.8, 4.2)
     for group, look in _groups(runs):
         models = curves.models(group)
         for model in models:
-            points = [(s.round, 100 * s.mean) for s in curves.evaluations(group, f"accuracy_{model}")]
-            label = f"{group.name}, {model}" if len(models) > 1 else group.name
-            if points:
-                axes.plot(*zip(*points, strict=True), label=label, **_style(look, len(points), model == "global"))
+            found = curves.evaluations(group, f"accuracy_{model}")
+            if not found:
+                continue
+            rounds, label = [s.round for s in found], f"{group.name}, {model}" if len(models) > 1 else group.name
+            style = _style(look, len(found), model == "global")
+            axes.plot(rounds, [100 * s.mean for s in found], label=label, **style)
+            low, high = ([100 * end(s.values) for s in found] for end in (min, max))
+            axes.fill_between(rounds, low, high, color=style["color"], alpha=0.12, linewidth=0)
     if not axes.lines:
         raise FedslrError("accuracy: nothing has been evaluated yet")
+    lowest = curves.late_minimum([np.asarray(line.get_xydata()).tolist() for line in axes.lines])
+    if lowest is not None:
+        axes.set_ylim(lowest - 0.5, min(axes.get_ylim()[1], 100.5))
     _by_round(axes, "accuracy, mean over clients (%)")
-    _legend(axes, figure)
+    _name_ends(figure, axes)
     return figure
 
 
@@ -127,14 +145,14 @@ def violin(runs: Sequence[Run], options: Options) -> Figure:
     base, rows = curves.baselines(runs), []
     for group, look in _groups(runs):
         models = () if curves.is_baseline(group) else curves.models(group)
-        alone = [r for r in group.runs if models and not curves.has_baseline(r, base)]
+        alone = [r for r in group.runs if models and curves.setting(r) not in base]
         if alone and base:
             seeds = ", ".join(str(r.summary["seed"]) for r in alone)
             options.report(f"violin: {group.name}, seed {seeds}: no run of fedavg has the same data, settings and seed")
         for model in models:
             values = [100 * v for r in group.runs for v in curves.relative(r, base, model).values()]
-            name = f"{group.name}\n({model})" if len(models) > 1 else group.name
             if values:
+                name = f"{group.name}\n({model})" if len(models) > 1 else group.name
                 rows.append((name, look, values, model == "global"))
     if not rows:
         raise FedslrError(
@@ -142,15 +160,13 @@ def violin(runs: Sequence[Run], options: Options) -> Figure:
         )
     figure, axes = _canvas(max(4.5, 0.75 * len(rows) + 1.5), 4.2)
     made = axes.violinplot([values for _, _, values, _ in rows], showextrema=False, widths=0.8)
-    for body, (_, look, _, hollow) in zip(made["bodies"], rows, strict=True):
+    for at, (body, (_, look, values, hollow)) in enumerate(zip(made["bodies"], rows, strict=True), start=1):
         body.set(facecolor=PALETTE[look.colour], edgecolor=PALETTE[look.colour], alpha=0.2 if hollow else 0.55)
-    for at, (_, _, values, _) in enumerate(rows, start=1):
         low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
         axes.vlines(at, low, high, color="#333333", linewidth=3)
         axes.plot(at, middle, "o", color="white", markeredgecolor="#333333", markersize=5)
     axes.axhline(0, color=ALARM_COLOUR, linewidth=1.2)
-    longest = max(len(line) for name, *_ in rows for line in name.split("\n"))
-    turned = len(rows) > 6 or longest > MAX_LEVEL_LETTERS
+    turned = len(rows) > 6 or max(len(line) for name, *_ in rows for line in name.split("\n")) > MAX_LEVEL_LETTERS
     axes.set_xticks(range(1, len(rows) + 1), [name for name, *_ in rows], **(TURNED if turned else {}))
     _dress(axes, "", "accuracy less FedAvg's\n(percentage points)")
     axes.grid(False, axis="x")
@@ -159,7 +175,7 @@ def violin(runs: Sequence[Run], options: Options) -> Figure:
 
 def communication(runs: Sequence[Run], options: Options) -> Figure:
     """Draw the seconds that one client's messages take per round, over a connection of given bandwidth and delay."""
-    figure, axes = _canvas(6.5, 3.8)
+    figure, axes = _canvas(5.6, 3.8)
     for group, look in _groups(runs):
         each = [curves.communication(run, options.megabits, options.milliseconds) for run in group.runs]
         points = curves.binned(curves.mean_of(each))
@@ -167,63 +183,54 @@ def communication(runs: Sequence[Run], options: Options) -> Figure:
             axes.plot(*zip(*points, strict=True), label=group.name, **_style(look, len(points)))
     if not axes.lines:
         raise FedslrError("communication: no run has sent anything yet")
-    line = f"{options.megabits:g} Mbit/s, {options.milliseconds:g} ms"
-    _by_round(axes, f"seconds per round and client\n({line})")
+    _by_round(axes, f"seconds per round and client\n({options.megabits:g} Mbit/s, {options.milliseconds:g} ms)")
     _from_zero(axes)
-    _legend(axes, figure)
+    _name_ends(figure, axes)
     return figure
 
 
 def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
     """Draw the final accuracy and the model sizes over the values of a hyperparameter."""
-    found = find_sweep([group for group, _ in _groups(runs)])
+    found = curves.find_sweep([group for group, _ in _groups(runs)])
     if found is None:
         raise FedslrError("sensitivity: it needs runs that differ in a number, as fedslr sweep makes them")
     figure, (left, right) = _canvas(9, 3.8, 1, 2)
     for name, look in zip(found.lines, looks(list(found.lines)), strict=True):
         for model in ("personal", "global"):
             _sensitivity_line(left, right, found.lines[name], name, model, look)
-    values = [x for line in found.lines.values() for x, _ in line]
+    values = sorted({x for line in found.lines.values() for x, _ in line})
     positive = [value for value in values if value > 0]
-    for axes, label in ((left, "accuracy, mean over clients (%)"), (right, "numbers in a model's parts (thousands)")):
+    for axes, label in ((left, "accuracy, mean over clients (%)"), (right, "parameters of a model (thousands)")):
         _dress(axes, found.key, label)
-        if spans_decades(values):
+        if curves.spans_decades(values):
             axes.set_xscale("log")
-        elif min(values) == 0 and positive and spans_decades(positive):
+        elif values[0] == 0 and curves.spans_decades(positive):
             # Logarithmic, with 0 one step before the smallest value.
-            axes.set_xscale("symlog", linthresh=min(positive), linscale=0.4)
-        _tick(axes, sorted(set(values)))
+            axes.set_xscale("symlog", linthresh=positive[0], linscale=0.4)
+        if len(values) <= MAX_TICKED_VALUES:
+            axes.set_xticks(values, [f"{value:g}" for value in values], **(TURNED if len(values) > 4 else {}))
+            axes.set_xticks([], minor=True)
     if right.lines:
         _from_zero(right)
     handles, names = left.get_legend_handles_labels()
-    shown = [_short(name) for name in names]
-    if shown:
+    if names:
+        shown = list(map(_short, names))
         columns = max(1, min(len(shown), 100 // (6 + max(map(len, shown)))))
         figure.legend(handles, shown, loc="outside upper center", ncols=columns, frameon=False)
     return figure
 
 
-def _tick(axes: Axes, values: Sequence[float]) -> None:
-    """Put a tick at every value, unless there are many."""
-    if len(values) <= MAX_TICKED_VALUES:
-        axes.set_xticks(values, [f"{value:g}" for value in values], **(TURNED if len(values) > 4 else {}))
-        axes.set_xticks([], minor=True)
-
-
 def _sensitivity_line(
     left: Axes, right: Axes, line: Sequence[tuple[float, Group]], name: str, model: str, look: Look
 ) -> None:
-    known = [(x, [100 * v for v in values]) for x, values in final_accuracies(line, model)]
+    known = curves.final_accuracies(line, model)
     style = _style(look, len(known), dashed=model == "global") | {"marker": "o", "markevery": 1}
     if known:
-        middle = [fmean(v) for _, v in known]
-        spread = [[m - min(v) for m, (_, v) in zip(middle, known, strict=True)]]
-        spread.append([max(v) - m for m, (_, v) in zip(middle, known, strict=True)])
-        label = f"{name}, {model}" if name else model
-        left.errorbar([x for x, _ in known], middle, yerr=spread, capsize=2, label=label, **style)
+        x, middle = [x for x, _ in known], [fmean(v) for _, v in known]
+        spread = np.abs([[m - min(v), max(v) - m] for m, (_, v) in zip(middle, known, strict=True)]).T
+        left.errorbar(x, middle, yerr=spread, capsize=2, label=f"{name}, {model}" if name else model, **style)
     sizes = [(x, [r.summary["parameters"][model] for r in g.runs]) for x, g in line]
-    sized = [(x, fmean(v) / 1e3) for x, v in sizes if all(v)]
-    if sized:
+    if sized := [(x, fmean(v) / 1e3) for x, v in sizes if all(v)]:
         right.plot(*zip(*sized, strict=True), **style)
 
 
@@ -235,14 +242,12 @@ def tsne(runs: Sequence[Run], options: Options) -> Figure:
     group, run = _with_two_models(runs)
     seen = options.represent(run, options.client)
     figure, panels = _canvas(7.2, 6.6, 2, 2)
-    marks = sorted(set(seen.labels.tolist()))
     for row, extractor in enumerate(("global", "personal")):
         places = embed(seen.features[extractor])
         for column, classifier in enumerate(("global", "personal")):
-            _scatter(panels[row][column], places, seen, extractor, classifier, marks)
+            _scatter(panels[row][column], places, seen, extractor, classifier)
     handles, names = panels[0][0].get_legend_handles_labels()
-    shown = dict(zip(names, handles, strict=True))
-    figure.legend(shown.values(), shown, title="label", loc="outside right center", frameon=False)
+    figure.legend(handles, names, title="label", loc="outside right center", frameon=False)
     name = group.name if "method" in group.labels else f"{seen.name}, {group.name}"
     title = f"{name}, seed {run.summary['seed']}, client {seen.client}: its test samples"
     figure.suptitle(textwrap.fill(title, 75), fontsize="medium")
@@ -258,32 +263,21 @@ def embed(features: np.ndarray) -> np.ndarray:
     return made
 
 
-def _scatter(axes: Axes, places: np.ndarray, seen: Any, extractor: str, classifier: str, marks: Sequence[int]) -> None:
-    said = seen.predictions[extractor, classifier]
-    for label in marks:
-        chosen = seen.labels == label
-        colour = LABEL_COLOURS[label % len(LABEL_COLOURS)]
-        axes.scatter(places[chosen, 0], places[chosen, 1], s=22, color=colour, label=str(label), linewidths=0)
-    wrong = said != seen.labels
-    axes.scatter(
-        places[wrong, 0],
-        places[wrong, 1],
-        s=80,
-        facecolors="none",
-        edgecolors=ALARM_COLOUR,
-        linewidths=1.3,
-        label="misclassified",
-    )
+def _scatter(axes: Axes, places: np.ndarray, seen: Any, extractor: str, classifier: str) -> None:
+    for label in sorted(set(seen.labels.tolist())):
+        (x, y), colour = places[seen.labels == label].T, LABEL_COLOURS[label % len(LABEL_COLOURS)]
+        axes.scatter(x, y, s=22, color=colour, label=str(label), linewidths=0)
+    wrong = seen.predictions[extractor, classifier] != seen.labels
+    ring: dict[str, Any] = {"facecolors": "none", "edgecolors": ALARM_COLOUR, "linewidths": 1.3}
+    x, y = places[wrong].T
+    axes.scatter(x, y, s=80, label="misclassified", **ring)
     right = 100 * (1 - wrong.mean())
     axes.set_title(f"{extractor} extractor, {classifier} classifier: {right:.0f} %", fontsize="small")
     axes.set(xticks=[], yticks=[])
 
 
 def _with_two_models(runs: Sequence[Run]) -> tuple[Group, Run]:
-    """Return the run to draw among those with a global and personal models: FedSLR's, as in the paper, if it is there.
-
-    Runs that keep their models come first.
-    """
+    """Return a run with a global and personal models, preferably one that keeps them, then FedSLR's."""
 
     def last(pair: tuple[Group, Run]) -> tuple[bool, bool]:
         kept = any((pair[1].folder / "checkpoint").glob("manifest-*.json"))

@@ -61,4 +61,19 @@
     show(svg, x, box.left + x / svg.viewBox.baseVal.width * box.width, box.top + box.height / 2);
   });
   document.addEventListener("focusout", hide);
+  const value = (row, at) => {
+    const cell = row.children[at], text = cell.dataset.v ?? cell.textContent.replace("−", "-").replaceAll(",", "");
+    return [Number.parseFloat(text), cell.textContent];
+  };
+  const compare = ([a, s], [b, t]) => isNaN(a) && isNaN(b) ? s.localeCompare(t) : isNaN(a) - isNaN(b) || a - b;
+  document.addEventListener("click", (event) => {
+    const head = event.target.closest("th button")?.parentNode;
+    if (!head) return;
+    const at = [...head.parentNode.children].indexOf(head), body = head.closest("table").tBodies[0];
+    const down = head.ariaSort === "ascending";
+    [...head.parentNode.children].forEach((th) => th.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const rows = [...body.rows].sort((a, b) => compare(value(a, at), value(b, at)));
+    body.append(...(down ? rows.reverse() : rows));
+  });
 }

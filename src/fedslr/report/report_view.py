@@ -10,6 +10,7 @@ from markupsafe import Markup
 from fedslr.report import curves
 from fedslr.report.colours import Look, looks
 from fedslr.report.line_chart import Point, Series, has_bands, line_chart, values_table
+from fedslr.report.result_tables import columns
 from fedslr.report.run_groups import Group
 from fedslr.report.saved_runs import Run
 from fedslr.report.svg_axes import Axis
@@ -19,9 +20,7 @@ MAX_DOTS = 2500
 """A chart of more clients does not draw each of them."""
 MAX_POINTS = 240
 """Points of a line."""
-MAX_KEYED_LINES = 12
-"""A chart of more lines has no key of its own."""
-VIOLIN_SHAPE = "Wide where many clients are. Bar: the middle half of them; large dot: the median; small dots: clients."
+VIOLIN_SHAPE = "Wide parts hold many clients. Bar: the middle half of the clients; large dot: the median"
 ROUND = Axis("communication round", "{:.0f}".format, whole=True)
 PERCENT_BOUNDS = (0.0, 100.0)
 SPARSE_METHODS = {"fedslr", "lpgd", "gpgd", "sparse-sparse"}
@@ -38,8 +37,11 @@ class Figure(NamedTuple):
 
 
 class Section(NamedTuple):
+    """A part of the page: first its tables, each under a title and over a caption, then its figures."""
+
     title: str
     figures: Sequence[Figure]
+    tables: Sequence[Figure] = ()
 
 
 class ModelView(NamedTuple):
@@ -61,22 +63,19 @@ class ModelView(NamedTuple):
         for run, each in zip(self.group.runs, found, strict=True):
             seed = f", seed {run.config.get('seed')}" if len(self.group.runs) > 1 else ""
             pairs += [(f"client {client}{seed}", 100 * value) for client, value in each.items()]
-        values, clients = [v for _, v in pairs], [who for who, _ in pairs]
+        values, clients = [v for _, v in pairs], [client for client, _ in pairs]
         return Violin(self.name, self.place, self.look, values, clients, self.model == "global")
 
 
 class View:
-    """Groups of runs, each with its look."""
+    """Groups of runs, each with its look; `pick` and `clients` choose the accuracies of its tables as in `columns`."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self.runs = list(runs)
+    def __init__(self, runs: Sequence[Run], pick: str = "last", clients: str = "all") -> None:
+        self.runs, self.pick, self.clients = list(runs), pick, clients
+        self.columns = {column.key: column for column in columns(pick, clients)}
         self.groups = curves.ranked_groups(runs)
         self.looks = looks([g.name for g in self.groups])
         self.several = len(self.groups) > 1
-
-    def drawn_runs(self) -> list[Run]:
-        """Return the runs that curves and tables include."""
-        return [run for group in self.groups for run in group.runs]
 
     def numbered(self) -> list[tuple[int, Group, Look]]:
         return [(i, g, look) for i, (g, look) in enumerate(zip(self.groups, self.looks, strict=True))]
@@ -100,22 +99,21 @@ class View:
         most = max(len(g.runs) for g in self.groups)
         return "" if most == 1 else " One seed of each." if self.several else f" One of {most} seeds."
 
-    def lines(self, title: str, caption: str, series: Sequence[Series], x: Axis, y: Axis) -> list[Figure]:
-        """Return a chart of lines with its numbers; nothing if no line has points."""
-        # The page's legend names groups; without it, the chart has a key of its own.
-        return lines_figure(
-            title, caption, series, x, y, key=not self.several and sum(bool(s.points) for s in series) > 1
-        )
-
 
 def lines_figure(
-    title: str, caption: str, series: Sequence[Series], x: Axis, y: Axis, key: bool = True
+    title: str, caption: str, series: Sequence[Series], x: Axis, y: Axis, focused: bool = False
 ) -> list[Figure]:
+    """Return a chart of lines with its numbers; nothing if no line has points.
+
+    The upward axis of a `focused` chart shows the ends of its lines well, even if they begin far below.
+    """
     there = [s for s in series if s.points]
     if not there:
         return []
-    made = line_chart(title, there, x, y, key=key and len(there) <= MAX_KEYED_LINES)
-    return [Figure(title, caption, made, values_table(there, x, y))]
+    low = curves.late_minimum([s.points for s in there]) if focused else None
+    if low is not None:
+        caption += f" The axis begins at {y.show(low)}, because lower, earlier values would flatten the ends."
+    return [Figure(title, caption, line_chart(title, there, x, y, low), values_table(there, x, y))]
 
 
 def seed_bands(series: Sequence[Series]) -> str:
@@ -131,6 +129,5 @@ def violins_figure(
     if not there:
         return []
     dots = sum(len(r.values) for r in there) <= MAX_DOTS
-    made = violin_chart(title, there, axis, zero, dots)
-    caption = caption if dots else caption.replace("; small dots: clients", "")
-    return [Figure(title, caption, made, quartiles_table(there))]
+    caption += VIOLIN_SHAPE + ("; small dots: clients." if dots else ".")
+    return [Figure(title, caption, violin_chart(title, there, axis, zero, dots), quartiles_table(there))]

@@ -28,7 +28,7 @@ class Group(NamedTuple):
 
 
 def group_runs(runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[Group]:
-    """Return the runs grouped by the settings that vary; a hyperparameter only if it varies within one method.
+    """Group runs by the settings that vary; a hyperparameter counts only if it varies within one method.
 
     No group holds a seed twice, because its mean would then count one experiment twice. Runs `beside` are in no
     group, but the labels also name the settings in which they differ.
@@ -40,7 +40,8 @@ def group_runs(runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[Group]:
     titles = [_title(k, shown) for k in shown]
     titles = [title if titles.count(title) == 1 else key for title, key in zip(titles, shown, strict=True)]
     # A finished run knows the name of its method; an unfinished one only the name of the class.
-    methods = {_text(r.config.get("algorithm.name")): r.summary["algorithm"] for r in sorted(runs, key=_is_finished)}
+    ordered = sorted(runs, key=lambda run: run.finished)
+    methods = {_text(r.config.get("algorithm.name")): r.summary["algorithm"] for r in ordered}
     groups: dict[tuple[int, str], Group] = {}
     seen: Counter[str] = Counter()
     for run in runs:
@@ -50,10 +51,6 @@ def group_runs(runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[Group]:
         seen[alike] += 1
     found = list(groups.values())
     return found if max(seen.values(), default=0) < 2 else list(map(_with_folder, found))
-
-
-def _is_finished(run: Run) -> bool:
-    return run.finished
 
 
 def _label(run: Run, key: str, methods: Mapping[str, str]) -> str:
@@ -67,13 +64,15 @@ def _values(run: Run, keys: Sequence[str]) -> str:
     return repr([run.config.get(k) for k in keys])
 
 
+def _distinct(runs: Sequence[Run], keys: Sequence[str]) -> int:
+    return len({_values(run, keys) for run in runs})
+
+
 def _differing_among_equals(runs: Sequence[Run], shown: Sequence[str]) -> list[str]:
     """Return the unlabelled settings in which runs of one seed and of equal labels differ."""
-    equals: dict[str, list[Run]] = {}
-    for run in runs:
-        equals.setdefault(_values(run, [*shown, *SEED_KEYS]), []).append(run)
+    equal = [*shown, *SEED_KEYS]
     keys = sorted(UNLABELLED_KEYS.difference(SEED_KEYS))
-    return [k for k in keys if any(_varies_over(k, some) for some in equals.values())]
+    return [k for k in keys if _distinct(runs, [*equal, k]) > _distinct(runs, equal)]
 
 
 def _with_folder(group: Group) -> Group:
@@ -83,14 +82,8 @@ def _with_folder(group: Group) -> Group:
 
 
 def _varies(key: str, runs: Sequence[Run]) -> bool:
-    if not key.startswith("algorithm.") or key == "algorithm.name":
-        return _varies_over(key, runs)
-    names = {r.config.get("algorithm.name") for r in runs}
-    return any(_varies_over(key, [r for r in runs if r.config.get("algorithm.name") == name]) for name in names)
-
-
-def _varies_over(key: str, runs: Sequence[Run]) -> bool:
-    return len({repr(r.config.get(key)) for r in runs}) > 1
+    within = ["algorithm.name"] if key.startswith("algorithm.") and key != "algorithm.name" else []
+    return _distinct(runs, [*within, key]) > _distinct(runs, within)
 
 
 def _title(key: str, shown: Sequence[str]) -> str:

@@ -74,7 +74,7 @@ def _why_no_runs(folder: Path) -> str:
     if _run_folders(folder):
         return "no finished run in it (summary.json is missing)"
     if deeper := next(folder.glob("*/*/config.toml"), None):
-        return f"no run right in it, but there are some in {deeper.parent.parent}; name that"
+        return f"no run directly in it, but there are runs in {deeper.parent.parent}; give that folder"
     return "no run in it (config.toml is missing)"
 
 
@@ -86,7 +86,7 @@ def load_run(home: Path) -> Run:
         config = flatten(tomllib.loads(recipe))
         _ = config["rounds"], config["algorithm.name"]
     except (OSError, ValueError, KeyError) as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
         raise FedslrError(f"{path}: cannot be read as the recipe of a run: {why}") from None
     if (home / "summary.json").exists():
         summary, records = read_run(home)

@@ -1,4 +1,4 @@
-"""Inline SVG: elements, scales and axes. `tag` makes every element and escapes all of its content."""
+"""Inline SVG and HTML: elements, scales, axes and tables. `tag` makes every element and escapes its content."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ BOTTOM_MARGIN = 42
 LETTER_WIDTH = 6.2
 """Approximate width of a letter of an axis."""
 WIDE_LETTER_WIDTH = 7.2
-"""Approximate width of a letter on a phone, which prints names larger."""
+"""Approximate width of a letter on a phone, where names are printed larger."""
 MAX_NAME_LETTERS = 24
 """Longer names are broken or shortened."""
 
 Item = TypeVar("Item")
+Cell = str | tuple[str, float]
+"""A text, or a text and the value that stands for it when its table is sorted."""
 
 
 def tag(name: str, *inside: object, **attributes: object) -> Markup:
-    """Return an element; `class_` and `data_x` become `class` and `data-x`, attributes of None are left out."""
+    """Return an element. `class_` and `data_x` become `class` and `data-x`; attributes of None are left out."""
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
         for key, value in attributes.items()
@@ -40,6 +42,16 @@ def html_table(head: Sequence[Markup], body: Sequence[Markup], caption: str | No
     """Return a table of header cells and rows."""
     inside = [tag("thead", tag("tr", *head)), tag("tbody", *body)]
     return tag("table", *([] if caption is None else [tag("caption", caption)]), *inside)
+
+
+def sortable_head(title: str, group: int | None = None) -> Markup:
+    """Return a header cell whose button sorts the table; `group` is the place of a method that the page can hide."""
+    return tag("th", tag("button", title, type="button"), class_=None if group is None else f"g{group}")
+
+
+def sortable_cell(content: Cell, kind: str | None = None) -> Markup:
+    shown, value = (content, None) if isinstance(content, str) else content
+    return tag("td", shown, data_v=None if value is None else f"{value:.8g}", class_=kind)
 
 
 def px(value: float) -> str:
@@ -70,8 +82,8 @@ class Scale:
     """A map from values to coordinates."""
 
     def __init__(self, values: Sequence[float], axis: Axis, start: float, end: float) -> None:
-        self.log = axis.log and min(values) > 0
         low, high = min(values), max(values)
+        self.log = axis.log and low > 0
         if not self.log:
             low = low if axis.low is None else min(low, axis.low)
             high = high if axis.high is None else max(high, axis.high)
@@ -108,8 +120,8 @@ def chart(title: str, height: float, *inside: object, kind: str, **more: object)
     return tag("svg", tag("title", title), *inside, viewBox=box, role="img", class_=f"chart {kind}", **more)
 
 
-def text(x: float, y: float, content: str, anchor: str = "start", kind: str | None = None) -> Markup:
-    return tag("text", content, x=px(x), y=px(y), text_anchor=None if anchor == "start" else anchor, class_=kind)
+def text(x: float, y: float, content: str, anchor: str | None = None, kind: str | None = None) -> Markup:
+    return tag("text", content, x=px(x), y=px(y), text_anchor=anchor, class_=kind)
 
 
 def axis_label(across: Scale, axis: Axis, height: float) -> Markup:
@@ -117,7 +129,7 @@ def axis_label(across: Scale, axis: Axis, height: float) -> Markup:
 
 
 def shortened(name: str, letters: int) -> Markup:
-    """Return a name with its middle left out if it is too long; its title holds all of it."""
+    """Return a name, with its middle left out if it is too long; the element's title then holds all of it."""
     if len(name) <= letters:
         return escape(name)
     end = letters // 2
@@ -129,8 +141,7 @@ def axes(across: Scale, up: Scale, x: Axis, y: Axis, height: float) -> list[Mark
     bottom = height - BOTTOM_MARGIN
     drawn = []
     for value in up.ticks():
-        level = px(up(value))
-        drawn.append(tag("path", d=f"M{px(across.start)} {level}H{px(across.end)}", class_="grid"))
+        drawn.append(tag("path", d=f"M{px(across.start)} {px(up(value))}H{px(across.end)}", class_="grid"))
         drawn.append(text(across.start - 6, up(value) + 4, y.show(value), "end"))
     for value in across.ticks():
         at, shown = across(value), x.show(value)
@@ -142,8 +153,7 @@ def axes(across: Scale, up: Scale, x: Axis, y: Axis, height: float) -> list[Mark
 
 def left_margin(axis: Axis, values: Sequence[float]) -> float:
     """Return the width that the longest tick of the upward axis needs."""
-    trial = Scale(values, axis, 0, 1)
-    return 14 + LETTER_WIDTH * max(len(axis.show(v)) for v in trial.ticks())
+    return 14 + LETTER_WIDTH * max(len(axis.show(v)) for v in Scale(values, axis, 0, 1).ticks())
 
 
 def spaced(items: Sequence[Item], most: int) -> list[Item]:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from fedslr.report import svg_axes as svg
 from fedslr.report.colours import Look
 from fedslr.report.number_text import plural
+from fedslr.report.svg_axes import px, tag
 
 MAX_LINE_LETTERS = 28
 """Letters in a line of a broken name."""
@@ -37,17 +38,14 @@ def violin_chart(
     letters = min(MAX_LINE_LETTERS, max(len(line) for r in rows for line in in_two(r.name)))
     values = [v for r in rows for v in r.values]
     across = svg.Scale(values, axis, 8 + svg.WIDE_LETTER_WIDTH * letters, svg.WIDTH - svg.RIGHT_MARGIN)
-    height = ROW_HEIGHT * len(rows) + TOP + svg.BOTTOM_MARGIN
-    bottom = height - svg.BOTTOM_MARGIN
-    drawn = []
+    bottom = ROW_HEIGHT * len(rows) + TOP
+    height = bottom + svg.BOTTOM_MARGIN
+    drawn = [svg.axis_label(across, axis, height)]
     for value in across.ticks():
-        drawn.append(svg.tag("path", d=f"M{svg.px(across(value))} {TOP}V{svg.px(bottom)}", class_="grid"))
+        drawn.append(tag("path", d=f"M{px(across(value))} {TOP}V{bottom}", class_="grid"))
         drawn.append(svg.text(across(value), bottom + 17, axis.show(value), "middle"))
-    drawn.append(svg.axis_label(across, axis, height))
     if zero is not None:
-        drawn.append(
-            svg.tag("path", svg.tag("title", zero), d=f"M{svg.px(across(0))} {TOP}V{svg.px(bottom)}", class_="zero")
-        )
+        drawn.append(tag("path", tag("title", zero), d=f"M{px(across(0))} {TOP}V{bottom}", class_="zero"))
     for i, row in enumerate(rows):
         drawn.append(_violin(row, across, TOP + ROW_HEIGHT * (i + 0.5), axis, letters, dots))
     return svg.chart(title, height, *drawn, kind="violins")
@@ -64,10 +62,10 @@ def in_two(name: str) -> list[str]:
 
 def _row_name(name: str, x: float, y: float, letters: int) -> list[Markup]:
     lines = in_two(name)
-    ys = [y - 6.5 * (len(lines) - 1) + 13 * n for n in range(len(lines))]
+    first = y - 6.5 * (len(lines) - 1)
     return [
-        svg.tag("text", svg.shortened(line, letters), x=svg.px(x), y=svg.px(at), text_anchor="end")
-        for line, at in zip(lines, ys, strict=True)
+        tag("text", svg.shortened(line, letters), x=px(x), y=px(first + 13 * n), text_anchor="end")
+        for n, line in enumerate(lines)
     ]
 
 
@@ -94,29 +92,24 @@ def _violin(row: Violin, across: svg.Scale, middle: float, axis: svg.Axis, lette
     if high > low:
         at = np.linspace(low, high, 48)
         wide = density(row.values, at) * (ROW_HEIGHT / 2 - 3)
-        over = [f"{svg.px(across(v))} {svg.px(middle - w)}" for v, w in zip(at, wide, strict=True)]
-        under = [f"{svg.px(across(v))} {svg.px(middle + w)}" for v, w in zip(at[::-1], wide[::-1], strict=True)]
-        shape = "M" + "L".join(over + under) + "Z"
-        parts.append(
-            svg.tag("path", svg.tag("title", told), d=shape, class_="violin hollow" if row.hollow else "violin")
-        )
-    for i, (value, who) in enumerate(zip(row.values, row.clients, strict=True) if dots else ()):
+        outline = [*zip(at, middle - wide, strict=True), *zip(at[::-1], middle + wide[::-1], strict=True)]
+        shape = "M" + "L".join(f"{px(across(v))} {px(y)}" for v, y in outline) + "Z"
+        parts.append(tag("path", tag("title", told), d=shape, class_="violin hollow" if row.hollow else "violin"))
+    for i, (value, client) in enumerate(zip(row.values, row.clients, strict=True) if dots else ()):
         # Spread evenly and reproducibly, so that clients of equal accuracy do not hide each other.
         y = middle + (i * 0.618 % 1 - 0.5) * (ROW_HEIGHT / 2 - 6)
-        title = svg.tag("title", f"{row.name}, {who}: {axis.show(value)}")
-        parts.append(svg.tag("circle", title, cx=svg.px(across(value)), cy=svg.px(y), r="1.7", class_="client"))
-    parts.append(svg.tag("path", d=f"M{svg.px(across(q1))} {svg.px(middle)}H{svg.px(across(q3))}", class_="half"))
-    parts.append(
-        svg.tag("circle", svg.tag("title", told), cx=svg.px(across(median)), cy=svg.px(middle), r="4", class_="median")
-    )
-    return svg.tag("g", *parts, class_=f"{svg.colour_class(row.look)} g{row.group}")
+        title = tag("title", f"{row.name}, {client}: {axis.show(value)}")
+        parts.append(tag("circle", title, cx=px(across(value)), cy=px(y), r="1.7", class_="client"))
+    parts.append(tag("path", d=f"M{px(across(q1))} {px(middle)}H{px(across(q3))}", class_="half"))
+    parts.append(tag("circle", tag("title", told), cx=px(across(median)), cy=px(middle), r="4", class_="median"))
+    return tag("g", *parts, class_=f"{svg.colour_class(row.look)} g{row.group}")
 
 
 def quartiles_table(rows: Sequence[Violin]) -> Markup:
     """Return the quartiles of every violin."""
-    titles = ("", "lowest", "lower quarter", "median", "upper quarter", "highest")
+    head = [tag("th", t) for t in ("", "lowest", "lower quarter", "median", "upper quarter", "highest")]
     body = []
     for row in rows:
-        cells = [svg.tag("td", row.name), *(svg.tag("td", f"{v:.1f}") for v in quantiles(row.values))]
-        body.append(svg.tag("tr", *cells, class_=f"g{row.group}"))
-    return svg.html_table([svg.tag("th", t) for t in titles], body)
+        cells = [tag("td", row.name), *(tag("td", f"{v:.1f}") for v in quantiles(row.values))]
+        body.append(tag("tr", *cells, class_=f"g{row.group}"))
+    return svg.html_table(head, body)
