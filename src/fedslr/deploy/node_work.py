@@ -16,7 +16,7 @@ from fedslr.data.client_data import ClientData
 from fedslr.data.federation import Federation
 from fedslr.deploy import options
 from fedslr.deploy.messages import EIGHT_BIT, NOT_MEASURED, NUMBERS, decode
-from fedslr.deploy.norm_bound import scaled
+from fedslr.deploy.uploads import scaled
 from fedslr.engine.aggregation import FULL_SHARE, book
 from fedslr.engine.eager import Eager
 from fedslr.engine.workload import Member, Workload
