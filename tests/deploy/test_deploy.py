@@ -1028,7 +1028,7 @@ def test_data_of_another_kind_are_refused_by_the_node(tmp_path):
     said: list[str] = []
     with pytest.raises(FedslrError, match="0 of 5 clients enrolled"):
         federation.run(say=said.append)
-    assert any("inputs of this node are 7, the federation's are 6" in text for text in said)
+    assert any("the inputs of this node have shape 7, those of the federation 6" in text for text in said)
 
 
 def bad_model(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
