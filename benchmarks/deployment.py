@@ -23,7 +23,7 @@ from fedslr.core.states import plain
 from fedslr.data import build_federation
 from fedslr.deploy import loopback, options
 from fedslr.deploy.accounts import Accounts
-from fedslr.deploy.ledger import Ledger
+from fedslr.deploy.database import Database
 from fedslr.deploy.node_store import NodeStore
 from fedslr.engine.rounds import Simulation
 
@@ -53,7 +53,7 @@ def deployed(method: str, rounds: int, home: Path) -> dict[str, Any]:
     settings = dataclasses.replace(asked.recipe.settings, store="disk")
     simulation = Simulation(asked.recipe.algorithm, federation, asked.recipe.model.name, settings)
     expected = list(simulation.rounds())
-    accounts = Accounts(Ledger(home / "run"), asked.recipe.algorithm)
+    accounts = Accounts(Database(home / "run"), asked.recipe.algorithm)
     found = [difference(*pair) for pair in zip(accounts.state, simulation.state.server_state, strict=True)]
     for number in accounts.members:
         store, member = NodeStore(home / f"node-{number}"), simulation.state.roster.member(number)

@@ -17,8 +17,8 @@ from dying import die_after_calls, die_at
 from fedslr.core import tree
 from fedslr.core.states import plain, restore
 from fedslr.deploy import options
+from fedslr.deploy.database import Database
 from fedslr.deploy.exchange import Exchange
-from fedslr.deploy.ledger import Ledger
 from fedslr.deploy.lifecycle import open_coordinator
 from fedslr.deploy.messages import Order
 from fedslr.deploy.node import Node
@@ -159,10 +159,10 @@ SERVER_STEPS: dict[str, tuple[type, str, bool]] = {
     "opened": (Exchange, "_listen", BEFORE),
     "received": (Exchange, "receive", AFTER),
     "closing": (Coordinator, "_close", BEFORE),
-    "writing": (Ledger, "_write", AFTER),
-    "committing": (Ledger, "commit", BEFORE),
-    "committed": (Ledger, "commit", AFTER),
-    "evaluated": (Ledger, "evaluated", AFTER),
+    "writing": (Database, "_write", AFTER),
+    "committing": (Database, "commit", BEFORE),
+    "committed": (Database, "commit", AFTER),
+    "evaluated": (Database, "save_evaluation", AFTER),
 }
 """The moments at which a server can be killed."""
 
@@ -192,6 +192,7 @@ class Federation:
         self, home: Path, federation: fedslr.Federation, asked: options.Deployment, post: type[Local] = Local
     ) -> None:
         self.home, self.federation, self.asked = home, federation, asked
+        self.said: list[str] = []
         nodes = {f"key-{i}": self.node(i) for i in range(len(federation.clients))}
         self.post = post(nodes)
 
@@ -199,8 +200,13 @@ class Federation:
         return Node(self.home / f"node-{client}", client, data_of(self.federation, client))
 
     def server(self, asked: options.Deployment | None = None, **options: Any) -> Coordinator:
-        given = {"clock": Clock(), **options}
+        given = {"clock": Clock(), "say": self.said.append, **options}
         return open_coordinator(self.home / "run", asked, self.post, **given)
+
+    @property
+    def refused(self) -> list[str]:
+        """What the server said of the messages that it refused."""
+        return [line for line in self.said if line.startswith("the server refused a message")]
 
     def run(self, **options: Any) -> Coordinator:
         """Start or resume, and run to the end."""

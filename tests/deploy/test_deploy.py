@@ -46,8 +46,8 @@ from fedslr.deploy import lifecycle, node_store
 from fedslr.deploy.messages import DONE, EVALUATE, LOST, REFUSED, TRAIN, Order, digest
 from fedslr.deploy.node import Node
 from fedslr.deploy.node_work import Work
-from fedslr.deploy.norm_bound import scale_within, scaled
 from fedslr.deploy.predict import scores
+from fedslr.deploy.uploads import scale_within, scaled
 from fedslr.storage.record import read_records
 
 METHODS = list(fedslr.ALGORITHMS)
@@ -67,7 +67,7 @@ def same_members(a: Any, b: Any) -> bool:
 
 def assert_is_simulated(federation: Federation, server: Any) -> None:
     """Server and clients are where a simulation is whose cohorts were the clients that counted."""
-    records = server.ledger.records()
+    records = server.database.records()
     found = federation.simulated([r["clients"] for r in records])
     assert [r["round"] for r in records] == list(range(1, server.settings.rounds + 1))
     assert same_members(server.accounts.state, found.state.server_state)
@@ -75,7 +75,7 @@ def assert_is_simulated(federation: Federation, server: Any) -> None:
         assert same_members(federation.member(client), found.state.roster.member(client)), client
         ours, theirs = server.accounts.account(client), found.state.roster.member(client)
         assert same_members(ours, (theirs.ledger, theirs.address)), client
-    counted = [(client, round) for client, round, *_ in server.ledger.counted()]
+    counted = [(client, round) for client, round, *_ in server.database.counted()]
     assert sorted(counted) == sorted((c, r["round"] - 1) for r in records for c in r["clients"])
 
 
@@ -100,7 +100,7 @@ def test_a_method_and_a_selection_of_ones_own(tmp_path):
     federation = Federation(tmp_path, make_federation(SIZES), asked)
     server = federation.run()
     assert_is_simulated(federation, server)
-    assert [r["clients"] for r in server.ledger.records()] == [[0, 1, 2]] * 5
+    assert [r["clients"] for r in server.database.records()] == [[0, 1, 2]] * 5
     federation.simulated()
     assert [r.clients for r in federation.records] == [[0, 1, 2]] * 5
 
@@ -131,7 +131,7 @@ def test_a_method_whose_server_sees_each_upload_and_addresses_each_client(tmp_pa
     server = federation.run()
     assert_is_simulated(federation, server)
     start, own = server.accounts.start, server.accounts.state.server.own
-    assert set(own) == {str(client) for client, *_ in server.ledger.counted()}
+    assert set(own) == {str(client) for client, *_ in server.database.counted()}
     assert len({float(tree.norm(model)) for model in own.values()}) == len(own)
     # Nobody is sent another client's model, and no message is larger than one model.
     sent = [order for _, order in federation.post.sent if order.kind != "enrol"]
@@ -158,7 +158,7 @@ def test_limits_are_those_of_the_addressed_payload(tmp_path):
     federation.post.fate = swell
     assert all(2 not in record.clients for record in server.rounds())
     server.folder.close()
-    assert all("is missing" in why or "is unexpected" in why for why in server.exchange.refused)
+    assert all("is missing" in why or "is unexpected" in why for why in federation.refused)
     assert_is_simulated(federation, server)
 
 
@@ -205,7 +205,7 @@ def test_bytes_are_those_of_the_payloads(name, tmp_path):
         return [(identity, fields)]
 
     federation.post.fate = weigh
-    records = federation.run().ledger.records()
+    records = federation.run().database.records()
     down = [len(order.payload) for _, order in federation.post.sent if order.kind == TRAIN]
     assert (sum(down), sum(up)) == tuple(sum(r[k] for r in records) for k in ("bytes_down", "bytes_up"))
 
@@ -258,7 +258,7 @@ def test_an_upload_is_made_once_however_often_it_is_asked_for(tmp_path, monkeypa
 
     federation.post.fate = lose
     server = federation.run()
-    assert [attempt for _, _, attempt, *_ in server.ledger.counted()] == [3] * 5
+    assert [attempt for _, _, attempt, *_ in server.database.counted()] == [3] * 5
     # Others were asked beside those who did not answer.
     assert len(trainings) == len(set(trainings)) == 5
     assert_is_simulated(federation, server)
@@ -298,7 +298,7 @@ def test_the_reply_precedes_the_personal_part(tmp_path, monkeypatch):
     events = spied(monkeypatch, federation)
     server = federation.run()
     assert len(events) == 3 * 5 * 3
-    for client, round, *_ in server.ledger.counted():
+    for client, round, *_ in server.database.counted():
         mine = [word for word, identity, number in events if (identity, number) == (f"key-{client}", round)]
         assert mine == ["trained", "answered", "personalized"]
 
@@ -367,7 +367,7 @@ def test_a_personal_part_that_diverges_stays_as_it_was(tmp_path):
     assert "training of the personal part diverged, it stays as it was" in said[0]
     next(rounds)
     server.folder.close()
-    assert all(r["clients"] == [0, 1, 2, 3, 4] for r in server.ledger.records())
+    assert all(r["clients"] == [0, 1, 2, 3, 4] for r in server.database.records())
     assert mismatch(federation, server) <= EXACT
     assert tree.norm(federation.member(2).client.p) > 0
 
@@ -477,13 +477,13 @@ def test_the_mean_ledger_is_the_mean_of_the_ledgers(fates, events, method, tmp_p
     server = federation.server(asked)
     for number, _ in enumerate(server.rounds()):
         event = events[number] if number < len(events) else "nothing"
-        member = next(m for m in server.ledger.members().values() if not m.leaving)
+        member = next(m for m in server.database.members().values() if not m.leaving)
         if event == "a client joins" and newcomers:
             nodes.update([newcomers.pop()])
-        elif event == "a client leaves" and sum(not m.leaving for m in server.ledger.members().values()) > 1:
-            server.ledger.ask_to_leave(member.number)
+        elif event == "a client leaves" and sum(not m.leaving for m in server.database.members().values()) > 1:
+            server.database.set_leaving(member.number, True)
         elif event.startswith("a client gets") and member.identity is not None:
-            server.ledger.release(member.number)
+            server.database.release(member.number)
             node = nodes[f"{member.identity}+"] = nodes.pop(member.identity)
             if event == "a client gets more data":
                 node.data = data_of(make_federation([n + 4 for n in SIZES]), member.number)
@@ -499,7 +499,7 @@ def test_a_client_with_more_data_than_before_moves_the_mean_ledger(tmp_path):
     nodes = federation.post.nodes_by_identity
     for number, _ in enumerate(server.rounds()):
         if number == 1:
-            server.ledger.release(2)
+            server.database.release(2)
             nodes["new key"] = nodes.pop("key-2")
             nodes["new key"].data = data_of(make_federation([n + 30 for n in SIZES]), 2)
     server.folder.close()
@@ -518,7 +518,7 @@ def test_stragglers_are_left_out(tmp_path):
 
     federation.post.fate = dawdle
     server = federation.run()
-    missing = sum(len(r.get("missing", [])) for r in server.ledger.records())
+    missing = sum(len(r.get("missing", [])) for r in server.database.records())
     assert 8 <= missing <= 30
     assert mismatch(federation, server) <= EXACT
     assert_is_simulated(federation, server)
@@ -532,7 +532,7 @@ def test_others_are_asked_where_clients_never_answer(tmp_path):
         [] if order.kind == TRAIN and identity in ("key-0", "key-1") else [(identity, fields)]
     )
     server = federation.run()
-    records = server.ledger.records()
+    records = server.database.records()
     assert len(records) == 8
     assert all(len(r["clients"]) >= 2 and not {0, 1} & set(r["clients"]) for r in records)
     assert [0, 1] in [r.get("missing") for r in records]
@@ -554,8 +554,8 @@ def test_who_is_late_is_asked_again(tmp_path):
 
     federation.post.fate = first_is_late
     server = federation.run()
-    assert all(len(r["clients"]) == 4 and len(r["missing"]) == 4 for r in server.ledger.records())
-    assert {attempt for _, _, attempt, *_ in server.ledger.counted()} == {2}
+    assert all(len(r["clients"]) == 4 and len(r["missing"]) == 4 for r in server.database.records())
+    assert {attempt for _, _, attempt, *_ in server.database.counted()} == {2}
     assert_is_simulated(federation, server)
 
 
@@ -568,7 +568,7 @@ def test_no_round_stops_while_enough_are_well(dead, tmp_path):
     federation.post.fate = lambda identity, order, fields: (
         [] if order.kind == TRAIN and (identity in gone or rng.random() < 0.2) else [(identity, fields)]
     )
-    assert len(federation.run().ledger.records()) == 4
+    assert len(federation.run().database.records()) == 4
 
 
 def test_fewer_rounds_than_are_done_are_refused(tmp_path):
@@ -587,7 +587,7 @@ def test_who_was_asked_to_leave_is_not_asked_again_in_the_round(tmp_path):
     def fall_ill(identity: str, order: Order, fields: Any) -> Any:
         if order.kind != TRAIN or identity != "key-1":
             return [(identity, fields)]
-        server.ledger.ask_to_leave(1)
+        server.database.set_leaving(1, True)
         return []
 
     federation.post.fate = fall_ill
@@ -602,7 +602,7 @@ def test_a_round_that_too_few_answer_stops_the_run_and_can_be_resumed(tmp_path):
     federation.post.fate = lambda identity, order, fields: (
         [] if order.kind == TRAIN and order.round == 1 else [(identity, fields)]
     )
-    with pytest.raises(FedslrError, match="round 2: fewer than 2 uploads in 2 attempts from clients"):
+    with pytest.raises(FedslrError, match="round 2: fewer than 2 uploads arrived in 2 attempts from clients"):
         federation.run()
     federation.post.fate = lambda identity, order, fields: [(identity, fields)]
     assert_is_simulated(federation, federation.run())
@@ -660,7 +660,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "another's number": (lambda f: {**f, "client": 0 if f["client"] else 1}, "but says it is client"),
     "an older round": (lambda f: {**f, "round": f["round"] - 1}, "which is not open"),
     "another attempt": (lambda f: {**f, "attempt": f["attempt"] + 1}, "which is not open"),
-    "another run": (lambda f: {**f, "run": "0" * 16}, "of another run"),
+    "another run": (lambda f: {**f, "run": "0" * 16}, "to another run"),
     "an address nobody asked for": (
         lambda f: {**f, "address": encoding.encode({"m": torch.ones(2)}).data},
         "0 numbers",
@@ -678,11 +678,11 @@ def test_hostile_uploads_are_refused_and_the_run_completes(kind, tmp_path):
         (identity, spoil(fields) if identity == "key-2" and order.kind == TRAIN else fields)
     ]
     server = federation.run()
-    assert all(r["clients"] == [0, 1, 3, 4] and r["missing"] == [2] for r in server.ledger.records())
-    assert len(server.exchange.refused) == 3
-    assert re.search(reason, server.exchange.refused[0]), server.exchange.refused
+    assert all(r["clients"] == [0, 1, 3, 4] and r["missing"] == [2] for r in server.database.records())
+    assert len(federation.refused) == 3
+    assert re.search(reason, federation.refused[0]), federation.refused
     assert_is_simulated(federation, server)
-    kept = server.ledger.refused()
+    kept = server.database.refused()
     if kind == "another run" or "which is not open" in reason:
         assert not kept  # nothing but a message that is late
     else:
@@ -693,11 +693,11 @@ def test_hostile_uploads_are_refused_and_the_run_completes(kind, tmp_path):
 
 def test_the_last_refusal_of_a_few_nodes_is_kept(tmp_path):
     server = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"])).run()
-    ledger = server.ledger
+    database = server.database
     for number in range(30):
-        ledger.note_refusal(f"node {number}", 1, "x" * 1000)
-        ledger.note_refusal("node 0", number, "\x1b[31mred")
-    kept = ledger.refused()
+        database.note_refusal(f"node {number}", 1, "x" * 1000)
+        database.note_refusal("node 0", number, "\x1b[31mred")
+    kept = database.refused()
     assert list(kept) == [f"node {number}" for number in range(11, 30)] + ["node 0"]
     assert kept["node 0"] == (29, "?[31mred")
     assert kept["node 29"] == (1, "x" * 300)
@@ -736,7 +736,7 @@ def test_an_unknown_node_cannot_upload(tmp_path):
         (identity, fields),
     ]
     server = federation.run()
-    assert any("key-x" in text and "which is not open to it" in text for text in server.exchange.refused)
+    assert any("key-x" in text and "which is not open to it" in text for text in federation.refused)
     assert_is_simulated(federation, server)
 
 
@@ -753,7 +753,7 @@ def test_a_node_that_claims_anothers_number_is_refused(tmp_path):
     federation.post.nodes_by_identity["key-x"] = impostor
     server = federation.run()
     assert server.accounts.members[1].identity == "key-1"
-    assert any("says it is client 1, which is another node" in text for text in server.exchange.refused)
+    assert any("says it is client 1, which is another node" in text for text in federation.refused)
     assert_is_simulated(federation, server)
 
 
@@ -761,10 +761,10 @@ def test_a_node_that_was_taken_in_is_not_reported_any_more(tmp_path):
     federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"]))
     server = federation.server(federation.asked)
     for node in ("key-0", "key-x"):
-        server.ledger.note_refusal(f"an unknown node ({node})", 1, "it cannot take part: its store is another's")
+        server.database.note_refusal(f"an unknown node ({node})", 1, "it cannot take part: its store is another's")
     assert len(list(server.rounds())) == 1
     server.folder.close()
-    assert list(server.ledger.refused()) == ["an unknown node (key-x)"]
+    assert list(server.database.refused()) == ["an unknown node (key-x)"]
 
 
 def test_a_client_that_counts_again_is_not_reported_any_more(tmp_path):
@@ -773,11 +773,11 @@ def test_a_client_that_counts_again_is_not_reported_any_more(tmp_path):
     rounds = server.rounds()
     next(rounds)
     for client in range(len(SIZES)):
-        server.ledger.note_refusal(f"client {client} (key-{client})", 1, "it was late")
+        server.database.note_refusal(f"client {client} (key-{client})", 1, "it was late")
     counted = next(rounds).clients
     server.folder.close()
     assert 0 < len(counted) < len(SIZES)
-    assert set(server.ledger.refused()) == {f"client {c} (key-{c})" for c in range(len(SIZES)) if c not in counted}
+    assert set(server.database.refused()) == {f"client {c} (key-{c})" for c in range(len(SIZES)) if c not in counted}
 
 
 def test_a_store_that_cannot_be_is_told_to_the_server(tmp_path):
@@ -791,20 +791,21 @@ def test_a_store_that_cannot_be_is_told_to_the_server(tmp_path):
     next(rounds)
     server.folder.close()
     assert said[0].startswith(f"store: cannot write to {tmp_path / 'afile' / 'store'}: ")
-    assert any(said[0] in why for _, why in server.ledger.refused().values())
+    assert any(said[0] in why for _, why in server.database.refused().values())
 
 
-def test_numbers_can_be_registered_beforehand(tmp_path):
+def test_numbers_can_be_registered_beforehand(tmp_path, monkeypatch):
     """An impostor that comes first gets nothing where numbers have keys."""
     federation, impostor = with_impostor(tmp_path)
     nodes = federation.post.nodes_by_identity
-    federation.post.nodes_by_identity = {"key-x": impostor, **nodes}
-    server = federation.server(federation.asked)
-    server.exchange.enrolment.registered = lambda number: f"key-{number}"
-    assert len(list(server.rounds())) == 5
-    server.folder.close()
-    assert server.accounts.members[1].identity == "key-1"
-    assert any("says it is client 1, which has another key" in text for text in server.exchange.refused)
+    pytest.importorskip("cryptography")
+    monkeypatch.setattr("fedslr.deploy.keys.registered_key", lambda folder, number: f"public {number}".encode())
+    names = {"key-x": "key-x"} | {f"key-{number}": digest(f"public {number}".encode()) for number in range(len(SIZES))}
+    federation.post.nodes_by_identity = {names[key]: node for key, node in {"key-x": impostor, **nodes}.items()}
+    federation.asked = recipe(changes=["federation.keys=/keys"])
+    server = federation.run()
+    assert server.accounts.members[1].identity == names["key-1"]
+    assert any("says it is client 1, which has another key" in text for text in federation.refused)
     assert_is_simulated(federation, server)
 
 
@@ -823,7 +824,7 @@ def test_long_uploads_are_scaled_and_both_sides_book_the_scaled_upload(name, tmp
 
     federation.post.fate = measure
     server = federation.run()
-    scales = [scale for *_, scale in server.ledger.counted()]
+    scales = [scale for *_, scale in server.database.counted()]
     assert min(scales) < 1
     assert sorted(scales) == pytest.approx(sorted(min(1.0, bound / norm) for norm in norms))
     assert mismatch(federation, server) <= DOUBLE
@@ -866,9 +867,9 @@ def test_a_node_that_lost_its_state_is_brought_back(name, damage, tmp_path):
                 shutil.copytree(tmp_path / "copy", store)
     server.folder.close()
     assert any(o.kind == "enrol" and o.client == 2 for _, o in federation.post.sent)
-    assert not server.exchange.refused
-    assert all(r["clients"] == [0, 1, 2, 3, 4] for r in server.ledger.records())
-    kept = server.ledger.account(server.accounts.members[2])
+    assert not federation.refused
+    assert all(r["clients"] == [0, 1, 2, 3, 4] for r in server.database.records())
+    kept = server.database.account(server.accounts.members[2])
     assert kept
     account, member = server.accounts.account(2), federation.member(2)
     assert same_members(account, (member.ledger, member.address))
@@ -901,13 +902,13 @@ def test_a_client_joins_and_another_leaves(tmp_path):
         if number == 1:
             federation.post.nodes_by_identity["key-4"] = newcomer
         if number == 3:
-            server.ledger.ask_to_leave(1)
+            server.database.set_leaving(1, True)
             # However long its node stays, it is not asked again.
             server.exchange.enrolment._greeted.clear()
         if server.settings.is_evaluated(server.done):
             off.append(mismatch(federation, server))
     server.folder.close()
-    cohorts = [r["clients"] for r in server.ledger.records()]
+    cohorts = [r["clients"] for r in server.database.records()]
     assert cohorts[0] == [0, 1, 2, 3]
     assert any(4 in clients for clients in cohorts[2:])
     assert all(1 not in clients for clients in cohorts[4:])
@@ -917,24 +918,25 @@ def test_a_client_joins_and_another_leaves(tmp_path):
 
 
 def test_somebody_stays(tmp_path):
-    asked = recipe(clients=2, changes=["clients_per_round=2", "rounds=4"])
+    asked = recipe(clients=2, changes=["clients_per_round=2", "rounds=5"])
     federation = Federation(tmp_path, make_federation(SIZES[:3]), asked)
     newcomer = federation.post.nodes_by_identity.pop("key-2")
-    heard: list[str] = []
-    server = federation.server(asked, say=heard.append)
+    server = federation.server(asked)
     for number, _ in enumerate(server.rounds()):
         if number == 0:
-            server.ledger.ask_to_leave(0)
-            with pytest.raises(FedslrError, match="client: got 1, which is the last one that stays"):
-                server.ledger.ask_to_leave(1)
-            server.ledger.ask_to_stay(0)
-            server.ledger.ask_to_leave(0)
-            server.ledger._set_leaving(1, True)
+            server.database.set_leaving(0, True)
+            with pytest.raises(FedslrError, match="client: client 1 is the last one that stays"):
+                server.database.set_leaving(1, True)
+            server.database.set_leaving(0, False)
+            server.database.set_leaving(0, True)
         if number == 1:
             assert list(server.accounts.members) == [1]
+            with pytest.raises(FedslrError, match="client: client 1 is the last one that stays"):
+                server.database.set_leaving(1, True)
             federation.post.nodes_by_identity["key-2"] = newcomer
+        if number == 3:
+            server.database.set_leaving(1, True)
     server.folder.close()
-    assert any("client 1 is the last one and stays" in text for text in heard)
     assert list(server.accounts.members) == [2]
     assert mismatch(federation, server) <= EXACT
 
@@ -948,11 +950,11 @@ def test_what_others_may_not_read_is_written_so(tmp_path):
 
 def test_a_full_disk_is_named(tmp_path):
     server = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"])).run()
-    db = server.ledger._db
+    db = server.database._db
     db.execute(f"PRAGMA max_page_count={db.execute('PRAGMA page_count').fetchone()[0]}")
     with pytest.raises(CheckpointError, match=r"ledger.sqlite: database or disk is full; make room"):
-        server.ledger.note("recipe", "x" * 10**6)
-    server.ledger.ask_to_leave(1)
+        server.database.note("recipe", "x" * 10**6)
+    server.database.set_leaving(1, True)
 
 
 def test_a_client_may_get_a_new_key(tmp_path):
@@ -960,7 +962,7 @@ def test_a_client_may_get_a_new_key(tmp_path):
     server = federation.server(federation.asked)
     for number, _ in enumerate(server.rounds()):
         if number == 1:
-            server.ledger.release(2)
+            server.database.release(2)
             nodes = federation.post.nodes_by_identity
             nodes["new key"] = nodes.pop("key-2")
     server.folder.close()
@@ -976,7 +978,7 @@ def test_a_store_belongs_to_one_run(tmp_path):
         tmp_path / "other", make_federation(SIZES), recipe(changes=["rounds=1", "federation.attempts=2"])
     )
     other.post.nodes_by_identity = federation.post.nodes_by_identity
-    with pytest.raises(FedslrError, match="0 of 5 came"):
+    with pytest.raises(FedslrError, match="0 of 5 clients enrolled"):
         other.run()
     assert federation.member(0)
 
@@ -994,11 +996,10 @@ def test_inputs_of_another_scale_are_refused_by_the_server(tmp_path):
     other = Federation(tmp_path, make_federation(SIZES), recipe())
     federation.post.nodes_by_identity["key-2"] = other.node(2)
     said: list[str] = []
-    with pytest.raises(FedslrError, match="4 of 5 came"):
+    with pytest.raises(FedslrError, match="4 of 5 clients enrolled"):
         federation.run(say=said.append)
-    assert any(
-        "its inputs are not 8-bit, those of the first node are 8-bit; expected one kind" in text for text in said
-    )
+    says = "its inputs are not 8-bit, but those of the first node are 8-bit; give all nodes inputs of one kind"
+    assert any(says in text for text in said)
     # With the right data it is welcome.
     federation.post.nodes_by_identity["key-2"] = federation.node(2)
     assert federation.run().done == 1
@@ -1025,9 +1026,9 @@ def test_models_of_8_bit_inputs_are_given_such(tmp_path, command):
 def test_data_of_another_kind_are_refused_by_the_node(tmp_path):
     federation = Federation(tmp_path, make_federation(SIZES, shape=(7,)), recipe())
     said: list[str] = []
-    with pytest.raises(FedslrError, match="0 of 5 came"):
+    with pytest.raises(FedslrError, match="0 of 5 clients enrolled"):
         federation.run(say=said.append)
-    assert any("inputs of this node are 7, the federation's are 6" in text for text in said)
+    assert any("the inputs of this node have shape 7, those of the federation 6" in text for text in said)
 
 
 def bad_model(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
@@ -1038,7 +1039,7 @@ def test_a_model_that_cannot_be_shared_is_refused_by_the_nodes(tmp_path):
     changes = ["model.name=test_deploy:bad_model", "federation.attempts=2"]
     federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=changes))
     said: list[str] = []
-    with pytest.raises(FedslrError, match="0 of 5 came"):
+    with pytest.raises(FedslrError, match="0 of 5 clients enrolled"):
         federation.run(say=said.append)
     assert any("use GroupNorm" in text for text in said)
 

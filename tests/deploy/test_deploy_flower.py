@@ -22,11 +22,11 @@ import fedslr
 from conftest import make_federation
 from deployed import SIZES, Federation, recipe
 from fedslr.core import factored, tree
-from fedslr.core.errors import FedslrError, TakenError, WireError
+from fedslr.core.errors import FedslrError, TakenError
 from fedslr.core.states import plain
 from fedslr.deploy import options
 from fedslr.deploy.accounts import Accounts
-from fedslr.deploy.ledger import Ledger
+from fedslr.deploy.database import Database
 from fedslr.deploy.node_store import NodeStore
 from fedslr.deploy.node_work import Work
 from fedslr.storage.locks import is_taken, lock
@@ -131,7 +131,7 @@ def test_the_apps_do_what_the_simulation_does(name, tmp_path):
 
 def distance(federation: Federation, simulation: Any) -> float:
     """The largest difference of a number between a federation, as its disks have it, and a simulation."""
-    accounts = Accounts(Ledger(federation.home / "run"), federation.asked.recipe.algorithm)
+    accounts = Accounts(Database(federation.home / "run"), federation.asked.recipe.algorithm)
     pairs = [(accounts.state, simulation.state.server_state)]
     pairs += [(federation.member(c), simulation.state.roster.member(c)) for c in accounts.members]
     return max(off(plain(x), plain(y)) for a, b in pairs for x, y in zip(a, b, strict=True))
@@ -373,16 +373,21 @@ def test_status_says_whom_the_first_round_waits_for(tmp_path, command):
 
 
 def test_a_client_whose_key_is_missing_is_not_said_to_have_another(tmp_path):
-    registered = flower._registered(str(tmp_path / "nowhere"))
-    with pytest.raises(WireError, match=r"client 3, whose key is not registered: federation.keys: .*nowhere/3.pub"):
-        registered(3)
+    keys.make_node_key(tmp_path / "keys" / "3")
+    asked = recipe(changes=[f"federation.keys='{tmp_path / 'keys'}'"])
+    federation = Federation(tmp_path, make_federation(SIZES), asked)
+    with pytest.raises(FedslrError, match="0 of 5 clients enrolled"):
+        federation.run()
+    reasons = "\n".join(federation.refused)
+    assert re.search(r"client 2, whose key is not registered: federation.keys: .*keys/2.pub", reasons)
+    assert "client 3, which has another key" in reasons
 
 
 def test_status_says_whether_a_server_is_at_work(tmp_path, command):
     federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=2"]))
     server = federation.server(federation.asked)
     next(server.rounds())
-    server.ledger.note_refusal("client 2 (key-2)", 1, "it is not finite")
+    server.database.note_refusal("client 2 (key-2)", 1, "it is not finite")
     (tmp_path / "run" / "failure.txt").write_text("another start failed")
     out = command("federation", "status", tmp_path / "run")[1]
     assert "a server is at work on it" in out

@@ -11,7 +11,7 @@ import typer
 from fedslr.cli.arguments import Changes
 from fedslr.core.errors import FedslrError, Interrupted
 from fedslr.deploy import options, predict
-from fedslr.deploy.ledger import FILE, Ledger, books
+from fedslr.deploy.database import FILE, Database, open_database
 from fedslr.deploy.lifecycle import FAILURE_FILE, TAKEOVER_SECONDS, require_same_run
 from fedslr.report.number_text import percent
 from fedslr.storage.locks import is_taken
@@ -90,9 +90,9 @@ def start(
     require_flower()
     if is_taken(out):
         raise FedslrError(f"out: a server is at work in {out}; wait for it, or choose another folder")
-    with books(out) as ledger:
-        if ledger is not None:
-            require_same_run(ledger, asked, out)
+    with open_database(out) as database:
+        if database is not None:
+            require_same_run(database, asked, out)
     _submit(asked.to_toml(), out, superlink)
 
 
@@ -100,9 +100,9 @@ def start(
 def resume(out: Run, superlink: Connection = "fedslr") -> None:
     """Go on with a federation from its last finished round, whatever stopped it."""
     require_flower()
-    ledger = _ledger(out)
-    rounds, done = options.from_text(ledger.fact("recipe")).recipe.settings.rounds, ledger.fact("done")
-    ledger.close()
+    database = _database(out)
+    rounds, done = options.from_text(database.fact("recipe")).recipe.settings.rounds, database.fact("done")
+    database.close()
     if done >= rounds and (out / "summary.json").exists():
         typer.echo(f"all {rounds} rounds are done; there is nothing to go on with")
         return
@@ -130,33 +130,33 @@ def _submit(text: str, out: Path, superlink: str) -> None:
 @app.command()
 def status(out: Run) -> None:
     """Where a federation stands: its rounds, its clients, what stopped it."""
-    ledger = _ledger(out)
-    asked, records = options.from_text(ledger.fact("recipe")), ledger.records()
-    typer.echo(f"run {ledger.fact('run')}: {ledger.fact('done')} of {asked.recipe.settings.rounds} rounds are done")
+    database = _database(out)
+    asked, records = options.from_text(database.fact("recipe")), database.records()
+    typer.echo(f"run {database.fact('run')}: {database.fact('done')} of {asked.recipe.settings.rounds} rounds are done")
     measured = next((r for r in reversed(records) if r.get("accuracy_personal") is not None), None)
     if measured is not None:
         shared, own = percent(measured.get("accuracy_global")), percent(measured["accuracy_personal"])
         typer.echo(f"after round {measured['round']}: global {shared}, personal {own}")
     counted: dict[int, list[int]] = {}
-    for client, number, *_ in ledger.counted():
+    for client, number, *_ in database.counted():
         counted.setdefault(client, []).append(number + 1)
-    members = ledger.members()
+    members = database.members()
     for member in members.values():
         rounds = counted.get(member.number, [])
         last = f"counted in {len(rounds)} rounds, last in {rounds[-1]}" if rounds else "not counted yet"
         who = "waits for a node" if member.identity is None else f"node {member.identity[:16]}"
         leaving = ", leaving" if member.leaving else ""
         typer.echo(f"client {member.number}: {who}, {member.examples} samples, {last}{leaving}")
-    for sender, (number, why) in ledger.refused().items():
+    for sender, (number, why) in database.refused().items():
         typer.echo(f"did not count: a message of {sender} in round {number}: {why}")
     joined, awaited = len(members), asked.recipe.data.clients
-    if not ledger.fact("done") and joined < awaited:
+    if not database.fact("done") and joined < awaited:
         typer.echo(f"{joined} of {awaited} clients have joined; the first round waits for the others")
     if is_taken(out):
         typer.echo("a server is at work on it")
     elif (out / FAILURE_FILE).exists():
         typer.echo("stopped: " + (out / FAILURE_FILE).read_text("utf-8").strip())
-    elif ledger.fact("done") < asked.recipe.settings.rounds:
+    elif database.fact("done") < asked.recipe.settings.rounds:
         typer.echo(f"no server is at work on it; go on with: {_resuming(out)}")
 
 
@@ -167,11 +167,10 @@ def remove(
     undo: Annotated[bool, typer.Option("--undo", help="Let it stay after all, if it has not left yet.")] = False,
 ) -> None:
     """Have a client leave before the next round; it takes its share of the server's mean with it."""
+    _database(out).set_leaving(client, not undo)
     if undo:
-        _ledger(out).ask_to_stay(client)
         typer.echo(f"client {client} stays")
         return
-    _ledger(out).ask_to_leave(client)
     typer.echo(
         f"client {client} leaves before the next round; then: flwr supernode unregister NODE (flwr supernode list)"
     )
@@ -180,7 +179,7 @@ def remove(
 @app.command()
 def release(out: Run, client: Client) -> None:
     """Give a client's number to the next node that claims it: its machine or its key was replaced."""
-    _ledger(out).release(client)
+    _database(out).release(client)
     typer.echo(f"client {client} is whoever claims that number next")
 
 
@@ -190,14 +189,14 @@ def _resuming(out: Path) -> str:
     return f"fedslr federation demo --out {out.parent} --resume" if demo else f"fedslr federation resume {out}"
 
 
-def _ledger(out: Path) -> Ledger:
+def _database(out: Path) -> Database:
     there = (out / FILE).exists()
-    ledger = Ledger(out) if there else None
-    if ledger is None or not ledger.exists:
+    database = Database(out) if there else None
+    if database is None or not database.exists:
         failure = out / FAILURE_FILE
         why = f"; its start failed: {failure.read_text('utf-8').strip()}" if failure.exists() else ""
         raise FedslrError(f"{out}: holds no federation ({FILE} is {'empty' if there else 'missing'}){why}")
-    return ledger
+    return database
 
 
 def predict_command(

@@ -1,4 +1,4 @@
-"""The server's state and its copies of the clients' ledgers, in memory and in the database.
+"""The server's state, its broadcast, and its copies of the clients' ledgers, in memory and in the database.
 
 The mean ledger is the mean of the ledgers of all members, weighted by ω. A client that joins, leaves or changes its
 number of examples moves the mean ledger by exactly its own part.
@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from fedslr.channel import encoding
 from fedslr.core import tree
 from fedslr.core.algorithm import Algorithm
+from fedslr.core.matrix import LowRank
 from fedslr.core.states import plain, restore
 from fedslr.core.tree import Tree
 from fedslr.core.types import Payload, Round
-from fedslr.deploy.broadcasts import Broadcast
-from fedslr.deploy.ledger import Counted, Enrolled, Ledger
+from fedslr.deploy.database import Counted, Database, Enrolled
+from fedslr.deploy.messages import encode, next_head
 from fedslr.deploy.uploads import Upload
 from fedslr.engine import contract
 from fedslr.engine.aggregation import (
@@ -41,6 +46,41 @@ class Account(NamedTuple):
         return {"ledger": ledger, "address": self.address} if ledger or self.address else None
 
 
+class Broadcast:
+    """The broadcast of a server's state, and the messages that carry it: the same for all clients, or one for each."""
+
+    def __init__(self, algorithm: Algorithm[Any, Any, Any], state: ServerState) -> None:
+        self.algorithm, self.state = algorithm, state
+        self.payload = contract.require_broadcast(algorithm.broadcast(state.server, state.mean_ledger))
+        self._to_all = None if algorithm.addresses() else encode(self.payload)
+
+    def message(self, number: int, address: Payload) -> encoding.Message:
+        """Return the message to a client."""
+        return self._to_all or encode(self.algorithm.addressed(self.payload, address, number))
+
+    def form(self, number: int, address: Payload) -> Payload:
+        """Return a tree without values that has the form of a client's decoded payload, and of its upload."""
+        return tree.map(_without_values, self.algorithm.addressed(self.payload, address, number))
+
+    def shared(self) -> Payload:
+        """Return the global model, or the server's tensors in its place, with factors where the method has them."""
+        return self.algorithm.shared(self.payload)
+
+    def shared_message(self) -> encoding.Message:
+        """Return the message with the global model for clients whose own message holds only parts of it."""
+        in_payload = self._to_all is not None or not self.algorithm.has_global_model
+        return encoding.NOTHING if in_payload else encode(self.shared())
+
+    def ranks(self) -> dict[str, int]:
+        """Return the rank of every layer that the server holds as factors."""
+        return {name: x.rank for name, x in self.shared().items() if isinstance(x, LowRank)}
+
+
+def _without_values(leaf: Tensor | LowRank) -> Tensor:
+    dtype = leaf.u.dtype if isinstance(leaf, LowRank) else leaf.dtype
+    return torch.empty(tuple(leaf.shape), dtype=dtype, device="meta")
+
+
 def to_tree(state: ServerState) -> Tree:
     """Return the server's state as a tree."""
     return {name: plain(part) for name, part in state._asdict().items()}
@@ -49,16 +89,16 @@ def to_tree(state: ServerState) -> Tree:
 class Accounts:
     """The members of a federation, their accounts and the server's state."""
 
-    def __init__(self, ledger: Ledger, algorithm: Algorithm[Any, Any, Any]) -> None:
-        self.ledger, self.algorithm = ledger, algorithm
-        self.start = ledger.tree("start")
+    def __init__(self, database: Database, algorithm: Algorithm[Any, Any, Any]) -> None:
+        self.database, self.algorithm = database, algorithm
+        self.start = database.tree("start")
         client = algorithm.init_client(contract.own(self.start))
         self.fresh = Account(algorithm.init_ledger(contract.own(self.start)), algorithm.address(client))
-        """The account of a client that was never counted."""
-        like, kept = first_server_state(algorithm, contract.own(self.start)), ledger.tree("server")
+        """The account of a client before its first counted upload."""
+        like, kept = first_server_state(algorithm, contract.own(self.start)), database.tree("server")
         self.state = ServerState(restore(like.server, kept["server"]), restore(like.mean_ledger, kept["mean_ledger"]))
-        self.members = ledger.members()
-        self._broadcast: tuple[ServerState, Broadcast] | None = None
+        self.members = database.members()
+        self._broadcast: Broadcast | None = None
 
     @property
     def broadcast(self) -> Broadcast:
@@ -66,14 +106,14 @@ class Accounts:
         return self.broadcast_of(self.state)
 
     def broadcast_of(self, state: ServerState) -> Broadcast:
-        """Return the broadcast of a state; the last one is remembered."""
-        if self._broadcast is None or self._broadcast[0] is not state:
-            self._broadcast = (state, Broadcast(self.algorithm, state))
-        return self._broadcast[1]
+        """Return the broadcast of a state, made once until another state is asked for."""
+        if self._broadcast is None or self._broadcast.state is not state:
+            self._broadcast = Broadcast(self.algorithm, state)
+        return self._broadcast
 
     def account(self, number: int) -> Account:
-        """Return a client's account; a client that was never counted is as it began."""
-        kept = self.ledger.account(self.members[number])
+        """Return a client's account; a client without a counted upload has the account that it began with."""
+        kept = self.database.account(self.members[number])
         return self.fresh if kept is None else Account(restore(self.fresh.ledger, kept["ledger"]), kept["address"])
 
     def address(self, number: int) -> Payload:
@@ -81,10 +121,10 @@ class Accounts:
         return self.account(number).address if self.algorithm.addresses() else self.fresh.address
 
     def set_address(self, number: int, address: Payload) -> None:
-        """Take the address that a client has after it was enrolled again."""
+        """Replace the address of a client that was enrolled again."""
         account = self.account(number)._replace(address=address).to_tree()
         if account is not None:
-            self.ledger.set_account(number, account)
+            self.database.set_account(number, account)
             self.reread_members()
 
     # --- members ------------------------------------------------------------------------------------------------------
@@ -100,25 +140,25 @@ class Accounts:
     def join(self, member: Enrolled) -> None:
         """Let a client join with a new ledger."""
         state = self._moved(self.fresh.ledger, weight_of(self.algorithm, member.examples))
-        self.ledger.add(member, self._changed(state))
+        self.database.add(member, self._changed(state))
         self.advance(state)
 
     def leave(self, number: int) -> None:
         """Let a client leave with its ledger."""
         state = self._moved(self.account(number).ledger, -self.weight(number))
-        self.ledger.remove(number, self._changed(state))
+        self.database.remove(number, self._changed(state))
         self.advance(state)
 
     def bind(self, number: int, identity: str, examples: int) -> None:
         """Give the number of a known client to another node, which may have another number of examples."""
         change = weight_of(self.algorithm, examples) - self.weight(number)
         state = self._moved(self.account(number).ledger, change)
-        self.ledger.bind(number, identity, examples, self._changed(state))
+        self.database.bind(number, identity, examples, self._changed(state))
         self.advance(state)
 
     def _moved(self, ledger: Any, weight: float) -> ServerState:
-        """Return the server's state after a ledger of some weight was added to the mean ledger."""
-        if weight == 0 or not self.ledger.fact("done"):  # before the first round all ledgers are the same
+        """Return the server's state after a ledger with a weight was added to the mean ledger."""
+        if weight == 0 or not self.database.fact("done"):  # before the first round all ledgers are the same
             return self.state
         return self.state._replace(mean_ledger=with_member(self.state.mean_ledger, self.total_weight(), ledger, weight))
 
@@ -126,8 +166,8 @@ class Accounts:
         return None if state is self.state else to_tree(state)
 
     def reread_members(self) -> None:
-        """Take the members from the database, which the command line changes too."""
-        self.members = self.ledger.members()
+        """Read the members from the database, which the command line changes too."""
+        self.members = self.database.members()
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -141,13 +181,14 @@ class Accounts:
         self.broadcast_of(state)
         return state
 
-    def counted(self, number: int, upload: Upload, head: str, round: Round, attempt: int) -> Counted:
-        """Return a counted upload with the account of its client after it."""
-        before = self.account(number)
-        account = Account(book(self.algorithm, before.ledger, upload.tree, FULL_SHARE, round), upload.address)
-        return Counted(number, round.number, attempt, upload.digest, upload.scale, head, account.to_tree())
+    def counted(self, number: int, upload: Upload, round: Round, attempt: int) -> Counted:
+        """Return a counted upload with its client's head and account after it."""
+        head = next_head(self.members[number].head, round.number, attempt, upload.digest, upload.scale)
+        ledger = book(self.algorithm, self.account(number).ledger, upload.tree, FULL_SHARE, round)
+        account = Account(ledger, upload.address).to_tree()
+        return Counted(number, round.number, attempt, upload.digest, upload.scale, head, account)
 
     def advance(self, state: ServerState) -> None:
-        """Take the server's state that the database has committed."""
+        """Take over a state that the database has committed."""
         self.state = state
         self.reread_members()

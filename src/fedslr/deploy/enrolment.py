@@ -1,13 +1,14 @@
-"""Which node is which client: unknown nodes are greeted and admitted, clients join and leave between rounds."""
+"""The enrolment of nodes: the server greets and admits unknown ones. Clients join and leave between rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from fedslr.core.errors import WireError
+from fedslr.core.errors import FedslrError, WireError
 from fedslr.core.states import plain
 from fedslr.deploy.accounts import Accounts
-from fedslr.deploy.ledger import Enrolled
+from fedslr.deploy.database import Enrolled
 from fedslr.deploy.messages import (
     DONE,
     EIGHT_BIT,
@@ -16,6 +17,7 @@ from fedslr.deploy.messages import (
     UNKNOWN_CLIENT,
     Order,
     Report,
+    digest,
     encode,
     first_head,
     quoted,
@@ -24,21 +26,17 @@ from fedslr.deploy.options import Deployment
 from fedslr.deploy.uploads import decode_alike, usual_bytes
 
 GREETING_SECONDS = 60
-"""A node that could not take part is asked again after so long."""
-
-
+"""The time after which the server asks an unknown node again."""
 MAX_CLIENT_NUMBER, MAX_EXAMPLES = 2**31 - 1, 2**40
 """The server refuses nodes with larger numbers."""
 
 
 class Enrolment:
-    """The server's knowledge of who takes part."""
+    """The server's knowledge of which node is which client."""
 
     def __init__(self, accounts: Accounts, asked: Deployment, say: Callable[[str], None]) -> None:
-        self.accounts, self.ledger, self.asked, self.say = accounts, accounts.ledger, asked, say
-        self.run = str(self.ledger.fact("run"))
-        self.registered: Callable[[int], str | None] = lambda number: None
-        """Returns the identity that the node of a client must have; None if any node may claim the number."""
+        self.accounts, self.database, self.asked, self.say = accounts, accounts.database, asked, say
+        self.run = str(self.database.fact("run"))
         self._newcomers: dict[int, Enrolled] = {}
         self._greeted: dict[str, float] = {}
         self._begin_when_complete()
@@ -46,30 +44,30 @@ class Enrolment:
     @property
     def begun(self) -> bool:
         """Whether all clients that the first round waits for have enrolled."""
-        return bool(self.ledger.fact("begun"))
+        return bool(self.database.fact("begun"))
 
     def client_of(self, identity: str) -> int | None:
         """Return the number of a node's client; None for an unknown node."""
         return next((m.number for m in self.accounts.members.values() if m.identity == identity), None)
 
     def unknown(self, identities: Iterable[str], now: float) -> list[str]:
-        """Return the nodes that should be asked now which client they are."""
+        """Return the nodes that the server should ask now which client they are."""
         known = {m.identity for m in (*self.accounts.members.values(), *self._newcomers.values())}
-        known |= {who for who, greeted in self._greeted.items() if now <= greeted + GREETING_SECONDS}
-        known |= set(self.ledger.removed())
-        unknown = [who for who in identities if who not in known]
+        known |= {node for node, greeted in self._greeted.items() if now <= greeted + GREETING_SECONDS}
+        known |= set(self.database.removed())
+        unknown = [node for node in identities if node not in known]
         self._greeted |= dict.fromkeys(unknown, now)
         return unknown
 
     def order(self, number: int | None = None) -> Order:
-        """Return the order to enrol: for an unknown node, or for a client that lost its ledger."""
+        """Return the order to enrol, for an unknown node or for a client that lost its state."""
         member = None if number is None else self.accounts.members[number]
         ledger = self.accounts.fresh.ledger if number is None else self.accounts.account(number).ledger
         return Order(
             ENROL,
             self.run,
             UNKNOWN_CLIENT if number is None else number,
-            int(self.ledger.fact("done")),
+            int(self.database.fact("done")),
             0,
             "" if member is None else member.head,
             1.0 if member is None else member.scale,
@@ -79,7 +77,7 @@ class Enrolment:
         )
 
     def take(self, identity: str, client: int | None, report: Report) -> None:
-        """Admit the node of a report; raise a WireError if it cannot take part."""
+        """Admit the node that sent a report; raise a WireError if it cannot take part."""
         if report.status != DONE:
             raise WireError(f"it cannot take part: {quoted(report.reason)}")
         self._require_inputs(report.inputs)
@@ -88,21 +86,21 @@ class Enrolment:
         elif self.asked.recipe.algorithm.addresses():
             like = self.accounts.fresh.address
             self.accounts.set_address(client, decode_alike("address", report.address, like, usual_bytes(like)))
-        if self.ledger.fact("inputs") is None:
-            self.ledger.note("inputs", report.inputs)
+        if self.database.fact("inputs") is None:
+            self.database.note("inputs", report.inputs)
 
     def _require_inputs(self, kind: str) -> None:
         """Refuse 8-bit inputs, which models see as numbers from 0 to 1, beside inputs of another scale."""
-        expected = self.ledger.fact("inputs") or (NUMBERS if kind == NUMBERS else EIGHT_BIT)
+        expected = self.database.fact("inputs") or (NUMBERS if kind == NUMBERS else EIGHT_BIT)
         if kind != expected:
             words = {EIGHT_BIT: "8-bit", NUMBERS: "not 8-bit"}
             raise WireError(
-                f"its inputs are {words.get(kind, quoted(kind))}, those of the first node are {words[expected]}; "
-                "expected one kind, and a new run if the first one is wrong"
+                f"its inputs are {words.get(kind, quoted(kind))}, but those of the first node are {words[expected]}; "
+                "give all nodes inputs of one kind, and start a new run if the first node's kind is wrong"
             )
 
     def _admit(self, identity: str, report: Report) -> None:
-        """Make an unknown node the client that it says it is."""
+        """Make an unknown node the client whose number it claims."""
         number, member = report.client, self.accounts.members.get(report.client)
         if why := self._why_not(identity, report, member):
             raise WireError(f"it says it is client {number}, {why}")
@@ -119,29 +117,36 @@ class Enrolment:
         """Return why a node cannot be the client that it says it is; None if it can."""
         number, examples = report.client, report.examples
         if not (0 <= number <= MAX_CLIENT_NUMBER and 0 < examples <= MAX_EXAMPLES):
-            return f"which there cannot be with {examples} examples"
-        if self.registered(number) not in (None, identity):
-            return "which has another key"
+            return f"but no client can have this number and {examples} examples"
+        if self.asked.options.keys is not None and (why := self._why_key_differs(identity, number)):
+            return why
         if number in self._newcomers or (member is not None and member.identity is not None):
-            return "which is another node"
+            return "which is another node; give this node another number, or release the number if a node was replaced"
         if member is None and self.begun and not self.asked.options.joining:
-            return "which cannot join any more, because joining = false"
+            return "which cannot join after the start of the run, because joining = false"
         return None
+
+    def _why_key_differs(self, identity: str, number: int) -> str | None:
+        """Return why a node's key is not the registered key of a client; None if it is."""
+        from fedslr.deploy import keys  # needs cryptography, which is installed with Flower
+
+        try:
+            registered = keys.registered_key(Path(str(self.asked.options.keys)), number)
+        except FedslrError as error:
+            return f"whose key is not registered: {error}"
+        return None if digest(registered) == identity else "which has another key"
 
     def _begin_when_complete(self) -> None:
         if not self.begun and len(self.accounts.members) >= self.asked.recipe.data.clients:
-            self.ledger.note("begun", True)
+            self.database.note("begun", True)
 
     def change_members(self) -> None:
-        """Let newcomers join, and clients leave that were asked to."""
+        """Let newcomers join; let the clients leave that were asked to."""
         self.accounts.reread_members()
         for newcomer in self._newcomers.values():
             self.accounts.join(newcomer)
-            self.say(f"client {newcomer.number} joined; {len(self.accounts.members)} are here")
+            self.say(f"client {newcomer.number} joined; the federation has {len(self.accounts.members)} clients")
         self._newcomers.clear()
         for number in [m.number for m in self.accounts.members.values() if m.leaving]:
-            if len(self.accounts.members) == 1:
-                self.say(f"client {number} is the last one and stays; a federation needs one")
-                break
             self.accounts.leave(number)
-            self.say(f"client {number} left; {len(self.accounts.members)} are here")
+            self.say(f"client {number} left; the federation has {len(self.accounts.members)} clients")

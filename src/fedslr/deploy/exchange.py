@@ -1,9 +1,8 @@
-"""The server's exchange of messages with the nodes: orders go out, reports come in and are checked."""
+"""The server's exchange of messages with the nodes: it sends orders, and receives and checks reports."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,9 +15,6 @@ from fedslr.deploy.options import Deployment
 from fedslr.deploy.uploads import Upload, examine
 from fedslr.storage.record import Record
 
-MAX_REFUSALS = 1000
-"""Refusals that a server remembers."""
-
 
 class Post(Protocol):
     """The carrier of the messages."""
@@ -28,11 +24,11 @@ class Post(Protocol):
         ...
 
     def send(self, identity: str, order: Order) -> None:
-        """Have an order delivered; a later order to the same node replaces it."""
+        """Deliver an order; a later order to the same node replaces it."""
         ...
 
     def receive(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
-        """Return the senders and fields of the messages that came in since; wait a little if there are none."""
+        """Return the sender and the fields of every message that arrived since the last call; wait a little for one."""
         ...
 
 
@@ -48,16 +44,16 @@ class Question:
     uploads: dict[int, Upload] = field(default_factory=dict)
     evaluations: dict[int, Report] = field(default_factory=dict)
     enrolled: set[int] = field(default_factory=set)
-    """Clients that had lost their state."""
+    """The clients that had lost their state and were enrolled again."""
 
     def is_open_to(self, client: int, report: Report) -> bool:
-        """Return whether a client's report answers this question."""
+        """Return whether this question still waits for a client's report."""
         asked, answered = (self.kind, self.round, self.attempt), (report.kind, report.round, report.attempt)
         return client in self.waiting and asked == answered
 
 
 class _Stale(WireError):
-    """A message that does not answer what the server asked last."""
+    """A message that does not answer the server's last question."""
 
 
 class Exchange:
@@ -66,14 +62,12 @@ class Exchange:
     def __init__(
         self, accounts: Accounts, asked: Deployment, post: Post, say: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
-        self.accounts, self.ledger, self.asked = accounts, accounts.ledger, asked
+        self.accounts, self.database, self.asked = accounts, accounts.database, asked
         self.post, self.say, self.clock = post, say, clock
         self.enrolment = Enrolment(accounts, asked, say)
-        self.run = str(self.ledger.fact("run"))
-        self.refused: deque[str] = deque(maxlen=MAX_REFUSALS)
-        """Why the last messages were refused."""
+        self.run = str(self.database.fact("run"))
         self._notes: dict[int, str] = {}
-        """For the next order to a client: why its last message was refused."""
+        """By client: the reason why its last message was refused, for its next order."""
         self._open: Question | None = None
 
     # --- orders -------------------------------------------------------------------------------------------------------
@@ -85,11 +79,13 @@ class Exchange:
             self.greet()
             self._listen()
             if not self.enrolment.begun and self.clock() > until:
-                came, awaited = len(self.accounts.members), self.asked.recipe.data.clients
-                raise FedslrError(f"clients: {came} of {awaited} came; start the other nodes, then resume")
+                enrolled, awaited = len(self.accounts.members), self.asked.recipe.data.clients
+                raise FedslrError(
+                    f"data.clients: {enrolled} of {awaited} clients enrolled; start the other nodes, then resume"
+                )
 
     def greet(self) -> None:
-        """Ask every unknown node which client it is."""
+        """Ask every unknown node for its client number."""
         unknown = self.enrolment.unknown(self.post.nodes(), self.clock())
         if unknown:
             order = self.enrolment.order()
@@ -97,15 +93,15 @@ class Exchange:
                 self.post.send(identity, order)
 
     def ask(self, question: Question, clients: Sequence[int], enough: float = math.inf) -> Question:
-        """Send every client its order; listen until all or enough have answered, or the deadline is over."""
+        """Send every client its order; listen until all or enough clients have answered, or until the deadline."""
         self._open = question
         question.waiting = set(clients)
         for client in clients:
             self._order(client, question)
         if question.kind == EVALUATE:
-            # A round needs its clients. An evaluation does without those that cannot be reached.
-            here = set(self.post.nodes())
-            question.waiting = {c for c in clients if self.accounts.members[c].identity in here}
+            # An evaluation leaves out the clients that cannot be reached; a round waits for them.
+            reachable = set(self.post.nodes())
+            question.waiting = {c for c in clients if self.accounts.members[c].identity in reachable}
         until = self.clock() + self.asked.options.deadline
         while question.waiting and len(question.uploads) < enough and self.clock() < until:
             self.greet()
@@ -114,7 +110,7 @@ class Exchange:
         return question
 
     def _order(self, client: int, question: Question) -> None:
-        """Send a client an order, which also says which of its uploads was counted last."""
+        """Send a client an order, whose head also shows which of its uploads was counted last."""
         member = self.accounts.members[client]
         if member.identity is None:
             return
@@ -142,12 +138,12 @@ class Exchange:
             self.receive(identity, fields)
 
     def receive(self, identity: str, fields: Mapping[str, Any]) -> None:
-        """Take a message; refuse one that cannot count, and say why."""
+        """Process a message; refuse a message that cannot count, and report why."""
         client = self.enrolment.client_of(identity)
         try:
             report = Report.from_fields(fields)
             if report.run != self.run:
-                raise _Stale("it is of another run")
+                raise _Stale("it belongs to another run")
             if client is not None and report.client != client:
                 raise WireError(f"it is client {client} but says it is client {report.client}")
             if report.kind == ENROL:
@@ -158,12 +154,11 @@ class Exchange:
             self._refuse(identity, client, error)
 
     def _refuse(self, identity: str, client: int | None, error: WireError) -> None:
-        who = sender_name(client, identity)
-        self.refused.append(f"{who}: {error}")
-        self.say(f"a message of {who} does not count: {error}")
+        sender = sender_name(client, identity)
+        self.say(f"the server refused a message from {sender}: {error}")
         if isinstance(error, _Stale):
             return
-        self.ledger.note_refusal(who, int(self.ledger.fact("done")) + 1, str(error))
+        self.database.note_refusal(sender, int(self.database.fact("done")) + 1, str(error))
         if client is not None:
             self._notes[client] = str(error)
             if self._open is not None:
@@ -172,7 +167,7 @@ class Exchange:
     def _take_enrolment(self, identity: str, client: int | None, report: Report) -> None:
         self.enrolment.take(identity, client, report)
         if client is None:
-            self.ledger.forget_refusals(sender_name(None, identity))
+            self.database.forget_refusals(sender_name(None, identity))
         if self._open is not None and report.client in self._open.waiting:
             self._order(report.client, self._open)
 
@@ -182,11 +177,11 @@ class Exchange:
             raise _Stale(f"it answers round {report.round + 1}, attempt {report.attempt}, which is not open to it")
         if report.status == LOST and client not in question.enrolled:
             question.enrolled.add(client)
-            self.say(f"client {client} lost its state ({quoted(report.reason)}); it is enrolled again")
+            self.say(f"client {client} lost its state ({quoted(report.reason)}); the server enrols it again")
             self.post.send(identity, self.enrolment.order(client))
             return
         if report.status != DONE:
-            raise WireError(f"it could not do its work: {quoted(report.reason)}")
+            raise WireError(f"the node failed: {quoted(report.reason)}")
         if report.kind == TRAIN:
             upload = question.uploads[client] = self._examine(client, report)
             question.record.count_up(upload.size)
@@ -203,12 +198,12 @@ class Exchange:
 
 
 def sender_name(client: int | None, identity: str) -> str:
-    """Return what a sender is called in messages to people."""
+    """Return the name of a sender in log lines and errors."""
     return f"{'an unknown node' if client is None else f'client {client}'} ({identity[:16]})"
 
 
 def _plausible(report: Report) -> Report:
-    """Return a report of an evaluation; raise a WireError if its figures are impossible."""
+    """Return the report of an evaluation; raise a WireError if its figures are impossible."""
     accuracies = (report.accuracy_global, report.accuracy_personal)
     if not all(value == -1 or 0 <= value <= 1 for value in accuracies) or report.parameters < 0:
         raise WireError(f"its accuracies {accuracies} or its {report.parameters} parameters are impossible")

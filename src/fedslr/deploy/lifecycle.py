@@ -13,8 +13,8 @@ from fedslr.core.errors import FedslrError, TakenError
 from fedslr.data.node_data import NODE_DATASET
 from fedslr.deploy import options
 from fedslr.deploy.accounts import to_tree
+from fedslr.deploy.database import Database, open_database
 from fedslr.deploy.exchange import Post
-from fedslr.deploy.ledger import Ledger, books
 from fedslr.deploy.options import Deployment
 from fedslr.deploy.server import Coordinator
 from fedslr.engine import contract, selection
@@ -42,39 +42,39 @@ def open_coordinator(
         patience: The seconds to wait for another server to leave the folder.
         given: Arguments of `Coordinator`.
     """
-    with books(path) as kept:
+    with open_database(path) as kept:
         if asked is None and kept is None:
             raise FedslrError(f"resume: {path} holds no federation to resume")
     folder = _taken_over(path, patience, given.get("say", lambda text: None))
     try:
-        ledger = Ledger(path)
-        asked = asked or options.from_text(ledger.fact("recipe"))
-        if ledger.exists:
-            require_same_run(ledger, asked, path)
-            ledger.note("recipe", asked.to_toml())
+        database = Database(path)
+        asked = asked or options.from_text(database.fact("recipe"))
+        select = selection.find(asked.recipe.settings.selection)
+        if database.exists:
+            require_same_run(database, asked, path)
+            database.note("recipe", asked.to_toml())
         else:
-            _begin(ledger, asked)
-        return Coordinator(folder, ledger, asked, post, **given)
+            _begin(database, asked)
+        return Coordinator(folder, database, asked, post, select, **given)
     except BaseException:
         folder.close()
         raise
 
 
-def _begin(ledger: Ledger, asked: Deployment) -> None:
+def _begin(database: Database, asked: Deployment) -> None:
     """Write the initial model and the server's first state."""
-    selection.find(asked.recipe.settings.selection)
     start, method = asked.problem().params(), asked.recipe.algorithm
     state = first_server_state(method, contract.own(start))
     contract.require_state("init_server", state.server)
     contract.require_state("init_client", method.init_client(contract.own(start)))
     start, server = (factored.to_device(x, "cpu") for x in (start, to_tree(state)))
-    ledger.create(secrets.token_hex(8), asked.to_toml(), start, server)
+    database.create(secrets.token_hex(8), asked.to_toml(), start, server)
 
 
-def require_same_run(ledger: Ledger, asked: Deployment, path: Path) -> None:
+def require_same_run(database: Database, asked: Deployment, path: Path) -> None:
     """Refuse to resume a run with a request that would have changed a finished round."""
-    kept = options.from_text(ledger.fact("recipe"))
-    fixed, done = fixed_on_resume(kept.recipe.algorithm), ledger.fact("done")
+    kept = options.from_text(database.fact("recipe"))
+    fixed, done = fixed_on_resume(kept.recipe.algorithm), database.fact("done")
     if asked.recipe.settings.rounds < done:
         raise FedslrError(f"rounds: got {asked.recipe.settings.rounds}, but {done} are done in {path}")
     changed = difference(kept.recipe.to_toml(), asked.recipe.to_toml(), asked.recipe.algorithm.name, fixed)
@@ -101,7 +101,7 @@ def _taken_over(path: Path, patience: float, say: Callable[[str], None]) -> RunF
 
 def finish(coordinator: Coordinator) -> dict[str, Any]:
     """Write the summary and the report of a finished federation; return the summary."""
-    records, asked = coordinator.ledger.records(), coordinator.asked
+    records, asked = coordinator.database.records(), coordinator.asked
     run = Figures(
         asked.recipe.algorithm.name,
         NODE_DATASET,

@@ -25,7 +25,7 @@ from fedslr.core.errors import FedslrError
 from fedslr.data import build_federation
 from fedslr.data.client_data import ARRAY_NAMES, ClientData
 from fedslr.deploy import keys, options
-from fedslr.deploy.ledger import books
+from fedslr.deploy.database import open_database
 from fedslr.deploy.lifecycle import FAILURE_FILE
 from fedslr.report.number_text import percent
 from fedslr.run import recipe_text
@@ -238,8 +238,8 @@ def _listens(port: int) -> bool:
 
 def begun(run: Path) -> tuple[str, int] | None:
     """Return the recipe and the finished rounds of the federation in a folder; None if none was begun there."""
-    with books(run) as ledger:
-        return None if ledger is None else (ledger.fact("recipe"), int(ledger.fact("done")))
+    with open_database(run) as database:
+        return None if database is None else (database.fact("recipe"), int(database.fact("done")))
 
 
 def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:

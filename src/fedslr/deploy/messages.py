@@ -1,12 +1,12 @@
-"""The messages between the server and the nodes: a few plain fields around bytes that the channel encoded.
+"""The messages between the server and the nodes: plain fields around bytes that the channel encoded.
 
 The counted uploads of a client form a chain. Both sides keep its head:
 
     head ← SHA-256(head, round, attempt, digest of the upload, scale that the norm bound gave it)
 
-Every order tells a node the head that the server has. If it is the node's own head, the server counted nothing since.
-If the upload that the node keeps leads to it, the server counted that upload and the node books it. With any other head
-the two have lost each other: the server enrols the node again and sends it the ledger that it must have.
+Every order contains the server's head for the node. If it equals the node's own head, the server counted no upload
+since. If it follows from the upload that the node keeps, the server counted that upload, and the node books it. Any
+other head means that the two sides disagree: the server enrols the node again and sends it the right ledger.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from fedslr.core.tree import Tree
 ENROL, TRAIN, EVALUATE = "enrol", "train", "evaluate"
 DONE, LOST, REFUSED = "done", "lost", "refused"
 UNKNOWN_CLIENT = -1
-"""The client in an order to a node that has not yet said which client it is."""
+"""The client number in an order to a node whose client is not known yet."""
 NOT_MEASURED = -1.0
 """The accuracy of a node without test data, or of a method without a global model."""
 EIGHT_BIT, NUMBERS = "8-bit", "numbers"
-"""The kinds of inputs: bytes, which models see as numbers from 0 to 1, or numbers that models see as they are."""
+"""The kinds of inputs: 8-bit values, which are scaled to the range from 0 to 1, or numbers, which are not scaled."""
 MAX_TEXT_LENGTH = 2000
-"""Characters of a text in a message."""
+"""The most characters of a text in a message."""
 MAX_QUOTE_LENGTH = 300
-"""Characters that are shown of a text that the other side wrote."""
+"""The most characters that are shown of a text from the other side."""
 
 
 def digest(data: bytes) -> str:
@@ -42,17 +42,17 @@ def digest(data: bytes) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text of the other side as one short line of printable ASCII characters."""
+    """Return a text from the other side as one short line of printable ASCII characters."""
     return ascii(" ".join(text[:MAX_TEXT_LENGTH].split()))[1:-1][:MAX_QUOTE_LENGTH]
 
 
 def encode(tree: Tree) -> encoding.Message:
-    """Return a tree as a message; an empty tree is no message at all."""
+    """Return a tree as a message; an empty tree gives a message without bytes."""
     return encoding.encode(tree) if tree else encoding.NOTHING
 
 
 def decode_parts(data: bytes) -> Tree:
-    """Return the tree of a message, with low-rank matrices as factors if they came as factors."""
+    """Return the tree of a message, with low-rank matrices as factors if they were sent as factors."""
     return encoding.decode(data) if data else {}
 
 
@@ -67,7 +67,7 @@ def first_head(run: str, client: int) -> str:
 
 
 def next_head(head: str, round: int, attempt: int, upload: str, scale: float) -> str:
-    """Return the head after an upload, given by its digest, was counted."""
+    """Return the head after an upload, given by its digest, was counted with a scale."""
     return digest(f"{head} {round} {attempt} {upload} {scale!r}".encode())
 
 
@@ -80,21 +80,21 @@ class _Fields:
 
     @classmethod
     def from_fields(cls, given: Mapping[str, Any]) -> Self:
-        """Return the message of some fields; raise a WireError unless each field is there and of its type."""
+        """Return the message with these fields; raise a WireError if one is missing, unknown or of another type."""
         if wrong := next(_mistakes(given, get_type_hints(cls)), None):
             raise WireError(f"the message {wrong}")
         return cls(**given)
 
 
 def _mistakes(given: Mapping[str, Any], kinds: Mapping[str, type]) -> Iterator[str]:
-    """Yield what is wrong with the fields of a message."""
+    """Yield every mistake in the fields of a message."""
     yield from (f"lacks '{name}'" for name in kinds if name not in given)
     yield from (f"has an unknown field: {ascii(name)[:50]}" for name in given if name not in kinds)
     for name, value in given.items():
         if type(value) is not kinds[name]:
             yield f"has a {type(value).__name__} as '{name}', expected {schema.KINDS.get(kinds[name], 'bytes')}"
         elif isinstance(value, float) and not math.isfinite(value):
-            yield f"has a '{name}' that is not finite"
+            yield f"has a '{name}' that is not a finite number"
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,15 @@ class Order(_Fields):
     """The factor by which the norm bound multiplied the last counted upload."""
     payload: bytes = b""
     shared: bytes = b""
-    """To evaluate: the global model, if clients are sent only parts of it."""
+    """In an order to evaluate: the global model, if the payload holds only parts of it."""
     note: str = ""
-    """Why the server refused the node's last message, if it did."""
+    """The reason if the server refused the node's last message."""
     recipe: str = ""
-    """To enrol: the whole request, and below the initial model and the client's ledger."""
+    """In an order to enrol: the complete recipe as TOML."""
     start: bytes = b""
+    """In an order to enrol: the initial model."""
     ledger: bytes = b""
+    """In an order to enrol: the client's ledger."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +136,15 @@ class Report(_Fields):
     attempt: int
     examples: int = 0
     inputs: str = ""
-    """The kind of the node's inputs, when it enrols."""
+    """In a report of an enrolment: the kind of the node's inputs."""
     payload: bytes = b""
     digest: str = ""
     """SHA-256 of the payload."""
     address: bytes = b""
-    """The address that came with the upload or, when the node enrols, the one of its present state."""
+    """The address after the training or, in a report of an enrolment, the address of the node's present state."""
     accuracy_global: float = NOT_MEASURED
     accuracy_personal: float = NOT_MEASURED
     parameters: int = 0
-    """The parameters that the personal model needs."""
+    """The number of parameters that the personal model stores."""
     reason: str = ""
+    """The reason of a status other than DONE."""

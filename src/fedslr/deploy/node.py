@@ -1,10 +1,10 @@
 """A node: one client with its own data and its own disk. Orders come in, reports go out. Nothing here knows Flower.
 
-An order first settles the upload that the node keeps. If the server counted it, the node books it, once, in the step
-that removes it. If the server did not count it, the whole training never happened: the client is as it was before.
-Only then does the node work. It writes an upload to its disk before anybody sees it, and makes an upload that is asked
-for twice only once. The personal part is trained after the report has left, by `finish`. If the node is killed before
-or meanwhile, the next order does it first.
+An order first settles the upload that the node keeps. If the server counted the upload, the node books it, once, in the
+step that removes it. If the server did not count it, the training never happened: the client is as it was before it.
+Only then does the node work. It writes an upload to its disk before it sends the upload. If the server requests an
+upload twice, the node trains only once. `finish` trains the personal part after the report was sent. If the node is
+killed before that, the next order trains the personal part first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from fedslr.channel.model_size import parameters
+from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import CheckpointError, FedslrError, StorageError, WireError
+from fedslr.core.states import plain, restore
+from fedslr.core.types import Params
+from fedslr.data.federation import Federation
+from fedslr.deploy import options
 from fedslr.deploy.messages import (
     DONE,
     ENROL,
@@ -26,14 +31,16 @@ from fedslr.deploy.messages import (
     TRAIN,
     Order,
     Report,
+    decode,
     decode_parts,
     digest,
     encode,
+    first_head,
     next_head,
 )
-from fedslr.deploy.node_enrolment import enrol, require_own_run
 from fedslr.deploy.node_store import Evaluated, NodeStore, Page, Pending
-from fedslr.deploy.node_work import Data, Work, kind_of_inputs
+from fedslr.deploy.node_work import Data, Work, kind_of_inputs, own_data
+from fedslr.engine import preflight
 from fedslr.storage.locks import lock
 
 
@@ -42,14 +49,14 @@ class _Lost(Exception):
 
 
 class Node:
-    """A client of a federation that lives in a folder."""
+    """A client of a federation, with its store in a folder."""
 
     def __init__(self, folder: Path, client: int, data: Data, say: Callable[[str], None] = lambda text: None) -> None:
         self.client, self.data, self.say = client, data, say
         self.store = NodeStore(folder)
 
     def handle(self, order: Order) -> Report:
-        """Do what an order asks; report whatever goes wrong."""
+        """Carry out an order; report every error to the server."""
         try:
             with lock(self.store.folder, wait=True, mode=0o700, called="store"):
                 if order.note:
@@ -66,7 +73,7 @@ class Node:
     def finish(self) -> None:
         """Train the personal part that the last training left for later.
 
-        An error is only reported here: the next order tries again, and sends it to the server.
+        An error is only printed here: the next order tries again and reports the error to the server.
         """
         try:
             with lock(self.store.folder, wait=True, mode=0o700, called="store"):
@@ -78,56 +85,122 @@ class Node:
 
     def _do(self, order: Order) -> Report:
         if order.kind == ENROL:
-            examples, inputs, address = enrol(self.store, self.client, self.data, order, self.say)
-            return self._report(order, examples=examples, inputs=inputs, address=encode(address).data)
-        page = self._page(order)
+            return self._enrol(order)
+        page = self.store.read()
+        if page is None:
+            raise _Lost(f"there is nothing in {self.store.folder} yet")
+        self._require_own_run(page, order)
+        if (order.round, order.attempt) < page.seen:
+            raise _Lost(f"the order is of round {order.round + 1}, attempt {order.attempt}, older than the last one")
         if order.client != self.client:
-            raise FedslrError(f"this node is client {self.client}; the order is for client {order.client}")
+            raise FedslrError(
+                f"this node is client {self.client}, but the order is for client {order.client}; check --node-config"
+            )
         work = self._work(page)
         page = self._settle(work, page, order)
         return (self._train if order.kind == TRAIN else self._evaluate)(work, page, order)
 
-    def _page(self, order: Order) -> Page:
-        """Return the node's page, if the server knows of it."""
-        page = self.store.read()
-        if page is None:
-            raise _Lost(f"there is nothing in {self.store.folder} yet")
-        require_own_run(self.store, page, order)
-        if (order.round, order.attempt) < page.seen:
-            raise _Lost(f"the order is of round {order.round + 1}, attempt {order.attempt}, older than the last one")
-        return page
+    def _require_own_run(self, page: Page, order: Order) -> None:
+        if page.run != order.run:
+            raise FedslrError(
+                f"{self.store.folder} belongs to another run ({page.run}); give this run a store of its own"
+            )
 
     def _work(self, page: Page) -> Work:
         return Work(self.client, page.recipe, self.store.tree(page.start), self.data)
 
-    # --- the upload that waits ----------------------------------------------------------------------------------------
+    # --- enrolment ----------------------------------------------------------------------------------------------------
+
+    def _enrol(self, order: Order) -> Report:
+        """Begin or repair the store; report the number of examples, the kind of the inputs and the address."""
+        asked, start = options.from_text(order.recipe), decode(order.start)
+        federation = self._checked_data(asked, start)
+        page = self._kept_page()
+        if page is not None:
+            self._require_own_run(page, order)
+        algorithm: Algorithm[Any, Any, Any] = asked.recipe.algorithm
+        client = self._kept_client(page, algorithm.init_client(start))
+        if page is None or order.client == self.client:
+            state = {"client": plain(client), "ledger": decode(order.ledger)}
+            new = Page(
+                run=order.run,
+                client=self.client,
+                recipe=order.recipe,
+                head=order.head if order.client == self.client else first_head(order.run, self.client),
+                start=self.store.write(page, "start", start),
+                state=self.store.write(page, "state", state),
+                evaluated=page.evaluated if page else None,
+                serial=page.serial if page else 0,
+            )
+            self.store.turn(new)
+        examples, address = len(federation.clients[0].y), encode(algorithm.address(client)).data
+        return self._report(order, examples=examples, inputs=kind_of_inputs(federation), address=address)
+
+    def _checked_data(self, asked: options.Deployment, start: Params) -> Federation:
+        """Return this node's data; refuse data of another shape, and a model that differs from the server's."""
+        federation, problem = self.data(asked.options.classes), asked.problem()
+        own_data(federation, asked)
+        for warning in preflight.check(problem.model, federation, problem.loss_function):
+            self.say(warning)
+        mine, theirs = ({k: (x.shape, x.dtype) for k, x in w.items()} for w in (problem.params(), start))
+        if mine != theirs:
+            raise FedslrError(
+                f"model.name: '{asked.recipe.model.name}' has other parameters here than on the server; install "
+                "the same version on both"
+            )
+        return federation
+
+    def _kept_page(self) -> Page | None:
+        """Return the page on the disk; if it is damaged, move all files to a folder of their own."""
+        try:
+            return self.store.read()
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            self.say(f"{error}; the damaged store is now in {self.store.set_aside()}")
+            return None
+
+    def _kept_client(self, page: Page | None, fresh: Any) -> Any:
+        """Return the client's state on the disk; if there is none, or it is damaged, return a fresh one."""
+        if page is None:
+            return fresh
+        try:
+            return restore(fresh, self.store.tree(page.state)["client"])
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            if (self.store.folder / page.state.file).exists():
+                self.say(f"{error}; the damaged file is now in {self.store.set_aside([page.state.file])}")
+            return fresh
+
+    # --- the pending upload -------------------------------------------------------------------------------------------
 
     def _settle(self, work: Work, page: Page, order: Order) -> Page:
-        """Book the waiting upload if it was counted; forget it if not, unless this order asks for it again."""
-        waiting, page = page.pending, replace(page, seen=(order.round, order.attempt))
+        """Book the pending upload if the server counted it; else drop it, unless this order requests it again."""
+        pending, page = page.pending, replace(page, seen=(order.round, order.attempt))
         if order.head == page.head:
-            if waiting is None or _asks_again(order, waiting):
+            if pending is None or _requests_again(order, pending):
                 return page
             return self.store.turn(replace(page, pending=None))
-        if waiting is None or order.head != _head_after(page, waiting, order.scale):
+        if pending is None or order.head != _head_after(page, pending, order.scale):
             raise _Lost("the server counted an upload that this node does not have")
-        return self._book(work, page, waiting, order)
+        return self._book(work, page, pending, order)
 
-    def _book(self, work: Work, page: Page, waiting: Pending, order: Order) -> Page:
-        """Make the state after the waiting upload count."""
-        if waiting.broadcast is not None:
-            page, waiting = self._personalize(work, page, waiting)
-        ledger, round = self.store.tree(page.state)["ledger"], work.settings.round(waiting.round)
-        booked = work.book(ledger, self.store.bytes(waiting.upload), order.scale, round)
-        state = {"client": self.store.tree(waiting.trained), "ledger": booked}
+    def _book(self, work: Work, page: Page, pending: Pending, order: Order) -> Page:
+        """Make the state after the pending upload the state that counts."""
+        if pending.broadcast is not None:
+            page, pending = self._personalize(work, page, pending)
+        ledger, round = self.store.tree(page.state)["ledger"], work.settings.round(pending.round)
+        booked = work.book(ledger, self.store.bytes(pending.upload), order.scale, round)
+        state = {"client": self.store.tree(pending.trained), "ledger": booked}
         return self.store.turn(
             replace(page, head=order.head, state=self.store.write(page, "state", state), pending=None)
         )
 
-    def _personalize(self, work: Work, page: Page, waiting: Pending) -> tuple[Page, Pending]:
-        """Train the personal part after the waiting upload; if it diverges, it stays as it was."""
-        trained, payload = self.store.tree(waiting.trained), self.store.bytes(waiting.broadcast)
-        round = work.settings.round(waiting.round)
+    def _personalize(self, work: Work, page: Page, pending: Pending) -> tuple[Page, Pending]:
+        """Train the personal part after the pending upload; if it diverges, keep the part as it was."""
+        trained, payload = self.store.tree(pending.trained), self.store.bytes(pending.broadcast)
+        round = work.settings.round(pending.round)
         try:
             trained = work.personalize(trained, payload, round)
         except WireError as error:
@@ -135,22 +208,22 @@ class Node:
                 f"round {round.number + 1}, client {self.client}: training of the personal part diverged, it stays as "
                 f"it was: {error}; a lower lr helps (now {round.lr:g})"
             )
-        done = replace(waiting, trained=self.store.write(page, "trained", trained), broadcast=None)
+        done = replace(pending, trained=self.store.write(page, "trained", trained), broadcast=None)
         return self.store.turn(replace(page, pending=done)), done
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
     def _train(self, work: Work, page: Page, order: Order) -> Report:
         if page.pending is None:
-            waiting = self._make_upload(work, page, order)
+            pending = self._make_upload(work, page, order)
         else:
-            waiting = replace(page.pending, attempt=order.attempt)
-        self.store.turn(replace(page, pending=waiting))
-        payload, address = self.store.bytes(waiting.upload), self.store.bytes(waiting.address)
-        return self._report(order, payload=payload, digest=waiting.digest, address=address)
+            pending = replace(page.pending, attempt=order.attempt)
+        self.store.turn(replace(page, pending=pending))
+        payload, address = self.store.bytes(pending.upload), self.store.bytes(pending.address)
+        return self._report(order, payload=payload, digest=pending.digest, address=address)
 
     def _make_upload(self, work: Work, page: Page, order: Order) -> Pending:
-        """Train, and write the upload and the client's new state to the disk. The ledger stays as it was."""
+        """Train; write the upload and the client's new state to the disk, but not its ledger."""
         round = work.settings.round(order.round)
         trained, upload, address = work.local_update(self.store.tree(page.state), order.payload, round)
         data = encode(upload).data
@@ -197,11 +270,11 @@ class Node:
         return self._report(order, status, reason=str(error)[:MAX_TEXT_LENGTH])
 
 
-def _asks_again(order: Order, waiting: Pending) -> bool:
-    """Return whether an order asks for the upload that waits."""
-    return order.kind == TRAIN and order.round == waiting.round and digest(order.payload) == waiting.base
+def _requests_again(order: Order, pending: Pending) -> bool:
+    """Return whether an order requests the pending upload again."""
+    return order.kind == TRAIN and order.round == pending.round and digest(order.payload) == pending.base
 
 
-def _head_after(page: Page, waiting: Pending, scale: float) -> str:
-    """Return the head of the chain after the waiting upload was counted."""
-    return next_head(page.head, waiting.round, waiting.attempt, waiting.digest, scale)
+def _head_after(page: Page, pending: Pending, scale: float) -> str:
+    """Return the head of the chain after the pending upload was counted."""
+    return next_head(page.head, pending.round, pending.attempt, pending.digest, scale)

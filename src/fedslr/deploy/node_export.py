@@ -17,7 +17,7 @@ from fedslr.data.node_data import NODE_DATASET
 from fedslr.data.normalization import UNIT
 from fedslr.deploy import options
 from fedslr.deploy.accounts import Accounts
-from fedslr.deploy.ledger import FILE, books
+from fedslr.deploy.database import FILE, open_database
 from fedslr.deploy.messages import EIGHT_BIT, decode_parts
 from fedslr.deploy.node_store import PAGE, NodeStore
 from fedslr.export.layered_model import DEFAULT_BATCH, ModelOrigin, layered_model
@@ -35,16 +35,16 @@ def is_deployed(folder: Path) -> bool:
 
 def global_model(run: Path, batch: int = DEFAULT_BATCH) -> ModelOrigin:
     """Return the global model of the last finished round, with the accuracy of the last evaluation."""
-    with books(run) as ledger:
-        if ledger is None:
+    with open_database(run) as database:
+        if database is None:
             raise FedslrError(f"{run}: holds no federation ({FILE} is empty)")
-        asked = options.from_text(ledger.fact("recipe"))
+        asked = options.from_text(database.fact("recipe"))
         method = asked.recipe.algorithm
         if not method.has_global_model:
             raise FedslrError(f"global: {method.name} has no global model; export a client's on its node")
-        shared = Accounts(ledger, method).broadcast.shared()
-        records, done = ledger.records(), int(ledger.fact("done"))
-        clients, inputs = len(ledger.members()), ledger.fact("inputs")
+        shared = Accounts(database, method).broadcast.shared()
+        records, done = database.records(), int(database.fact("done"))
+        clients, inputs = len(database.members()), database.fact("inputs")
     found = [record["accuracy_global"] for record in records if record.get("accuracy_global") is not None]
     accuracy = (found[-1] if found else None, 0)
     return _origin(asked, None, factored.multiply_out(shared), shared, batch, clients, done, accuracy, inputs)

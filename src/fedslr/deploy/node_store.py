@@ -1,18 +1,18 @@
-"""The files of a node, written so that the node can be killed at any moment.
+"""The files of a node. The node can be killed at any moment without damage to them.
 
     STORE/
       page.json                     the run, the client, the head of its chain, and the names of the files that count
       state-000012.safetensors      the client's state and its ledger, with every counted upload booked
-      upload-000013.bin             an upload that waits for the server's word: the bytes that are sent,
-      address-000013.bin            the address that is sent with it,
-      trained-000013.safetensors    the client's state after that training,
-      broadcast-000013.bin          and the payload of its round, until the personal part is trained with it too
+      upload-000013.bin             the pending upload, which the server may have counted or not
+      address-000013.bin            the address that is sent with it
+      trained-000013.safetensors    the client's state after the training that made the upload
+      broadcast-000013.bin          the payload of that round, until the personal part is trained with it too
       start-000001.safetensors      the initial model
       personal-000014.safetensors   the personal model of the last evaluation, for `fedslr predict`
-      parts-000014.bin              its parts, factors and non-zeros, for `fedslr export`
+      parts-000014.bin              its parts, with factors and non-zeros, for `fedslr export`
 
-Files are never changed. New files are written first, then the page is renamed into place: nothing happens before that
-moment, and everything has happened after it. Files that no page names are removed.
+The node never changes a file. It writes new files first and then renames the new page into place. Before the renaming
+the old files count, afterwards the new ones. The node removes files that the page does not name.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ FORMAT = 1
 PAGE = "page.json"
 FILE_KINDS = ("start", "state", "trained", "upload", "address", "broadcast", "personal", "parts")
 OURS = re.compile(rf"\.?({'|'.join(FILE_KINDS)})-\d+\.(safetensors|bin)(\.\d+\.tmp)?|\.page\.json\.\d+\.tmp")
-"""Names of the files that a node makes; it never touches others."""
+"""The names of the files that a node makes; it never touches other files."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """An upload that the server may have counted or not."""
+    """The pending upload, which the server may have counted or not."""
 
     round: int
     attempt: int
@@ -48,12 +48,12 @@ class Pending:
     """Digest of the payload that the client trained from."""
     digest: str
     trained: Entry
-    """The client's state after its training; after its personal part too, unless `broadcast` is there."""
+    """The client's state after its training, which includes the personal part if `broadcast` is None."""
     upload: Entry | None
-    """The bytes that are sent; None for an empty upload."""
+    """The bytes of the upload; None for an empty upload."""
     address: Entry | None
     broadcast: Entry | None
-    """The payload, if the personal part is still to be trained."""
+    """The payload, if the personal part is not trained yet."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ class Evaluated:
     personal: Entry
     parts: Entry | None
     rounds: int
-    """Rounds that were done."""
+    """The number of rounds that were done."""
     accuracy: float
     tested: int
-    """Samples that the model was tested on."""
+    """The number of test samples."""
     inputs: str
     """The kind of the inputs, see `messages`."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """All that counts of a node, at one moment."""
+    """The state of a node at one moment: its facts, and its files by name and digest."""
 
     run: str
     client: int
@@ -84,36 +84,36 @@ class Page:
     pending: Pending | None = None
     evaluated: Evaluated | None = None
     seen: tuple[int, int] = (0, 0)
-    """Round and attempt of the latest order."""
+    """The round and the attempt of the latest order."""
     serial: int = 0
-    """How many pages came before."""
+    """The number of earlier pages."""
 
     def files(self) -> set[str]:
         """Return the names of the files that count."""
-        entries = [self.start, self.state]
-        if self.pending is not None:
-            waiting = self.pending
-            entries += [e for e in (waiting.trained, waiting.upload, waiting.address, waiting.broadcast) if e]
-        if self.evaluated is not None:
-            entries += [e for e in (self.evaluated.personal, self.evaluated.parts) if e]
-        return {entry.file for entry in entries}
+        parts = [vars(part) for part in (self, self.pending, self.evaluated) if part is not None]
+        return {value.file for part in parts for value in part.values() if isinstance(value, Entry)}
 
 
 class NodeStore:
-    """The files of one node. `read` returns the page that counts; each `turn` is one atomic step."""
+    """The files of one node. `read` returns the current page, and `turn` replaces it in one atomic step."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def read(self) -> Page | None:
-        """Return the page, None without one; a damaged page is a CheckpointError, an unreadable one a StorageError."""
+        """Return the current page, or None if there is none.
+
+        Raises:
+            StorageError: The page cannot be read, for example because of its permissions.
+            CheckpointError: The page is damaged.
+        """
         path = self.folder / PAGE
         try:
             written = path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror}; it is left as it is") from error
+            raise StorageError(f"cannot read {path}: {error.strerror}; the node changes nothing there") from error
         try:
             fields = json.loads(written)
             if fields.pop("digest") != _digest(fields):
@@ -122,20 +122,18 @@ class NodeStore:
             if version == FORMAT:
                 return _page(fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"{path} is damaged: {error}; move {self.folder} away, the server restores"
-            ) from error
+            raise CheckpointError(f"{path} is damaged: {error}; the server restores the ledger") from error
         raise FedslrError(
-            f"{path} is of another version of fedslr (format {version}, not {FORMAT}); run that one, or give this "
-            "node another store"
+            f"{path} has format {version}, but this version of fedslr reads format {FORMAT}; install the version that "
+            "wrote it, or give this node another store"
         )
 
     def write(self, page: Page | None, kind: str, tree: Tree) -> Entry:
-        """Write a tree to a new file; it counts from the next turn on."""
+        """Write a tree to a new file, which counts from the next turn on."""
         return write_tree(self._path(page, kind, "safetensors"), tree, write_whole)
 
     def write_bytes(self, page: Page | None, kind: str, data: bytes) -> Entry | None:
-        """Write bytes to a new file, unless there are none; the file counts from the next turn on."""
+        """Write bytes to a new file, which counts from the next turn on; write no file if there are no bytes."""
         if not data:
             return None
         path = self._path(page, kind, "bin")
@@ -143,7 +141,7 @@ class NodeStore:
         return Entry(path.name, hashlib.sha256(data).hexdigest())
 
     def turn(self, page: Page) -> Page:
-        """Make this page count, and keep only the files that it names."""
+        """Replace the current page, and keep only the files that the new page names."""
         page = replace(page, serial=page.serial + 1)
         fields = {"format": FORMAT, **asdict(page)}
         sync_folder(self.folder)
@@ -152,7 +150,7 @@ class NodeStore:
         return page
 
     def set_aside(self, names: Iterable[str] | None = None) -> Path:
-        """Move damaged files, or all of them, to a folder of their own; return it."""
+        """Move damaged files, or all files, to a new folder; return the folder."""
         there = [path.name for path in self.folder.iterdir() if path.name == PAGE or OURS.fullmatch(path.name)]
         number = 1 + sum(1 for _ in self.folder.glob("damaged-*"))
         aside = self.folder / f"damaged-{number}"
@@ -166,7 +164,7 @@ class NodeStore:
         return read_tree(self.folder, entry)
 
     def last_evaluation(self) -> tuple[Page, Evaluated, Tree]:
-        """Return the page, what it says of the last evaluation, and the personal model."""
+        """Return the page, its facts about the last evaluation, and the personal model."""
         page = self.read()
         if page is None or page.evaluated is None:
             lack = "is no node's store" if page is None else "has no personal model yet; wait for the first evaluation"
@@ -202,7 +200,7 @@ def _page(fields: dict[str, Any]) -> Page:
 
 
 def _with_entries(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields whose pairs, which JSON has for names and digests of files, are entries again."""
+    """Return fields with entries in place of the lists that JSON has for them."""
     return {
         name: Entry(*value) if name in FILE_KINDS and value is not None else value for name, value in fields.items()
     }

@@ -1,8 +1,8 @@
-"""The work of a node: the training and the evaluation of one client, by the functions that the simulation runs."""
+"""The work of a node: training and evaluating one client with the engine of the simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -16,35 +16,24 @@ from fedslr.data.client_data import ClientData
 from fedslr.data.federation import Federation
 from fedslr.deploy import options
 from fedslr.deploy.messages import EIGHT_BIT, NOT_MEASURED, NUMBERS, decode
-from fedslr.deploy.norm_bound import scaled
+from fedslr.deploy.uploads import scaled
 from fedslr.engine.aggregation import FULL_SHARE, book
 from fedslr.engine.eager import Eager
 from fedslr.engine.workload import Member, Workload
 
 Data = Callable[[int], Federation]
-"""Returns this node's data, a federation of one client, for a number of classes."""
-
-
-class SingleClient(Sequence[ClientData]):
-    """The data of one client under any number."""
-
-    def __init__(self, data: ClientData) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, number: Any) -> Any:
-        return self.data
+"""A function of the number of classes that returns this node's data as a federation of one client."""
 
 
 def own_data(federation: Federation, asked: options.Deployment) -> ClientData:
     """Return this node's data; refuse data of another shape than the federation's."""
     if federation.input_shape != asked.options.shape:
         ours = "x".join(map(str, federation.input_shape))
-        raise FedslrError(f"data: inputs of this node are {ours}, the federation's are {asked.options.inputs}")
-    held: ClientData = federation.clients[0]
-    return held
+        raise FedslrError(
+            f"data: the inputs of this node have shape {ours}, those of the federation {asked.options.inputs}; give "
+            "this node data of the federation's shape"
+        )
+    return federation.clients[0]
 
 
 def kind_of_inputs(federation: Federation) -> str:
@@ -53,7 +42,7 @@ def kind_of_inputs(federation: Federation) -> str:
 
 
 class Work:
-    """A method, a problem and one client's data, made from the request that a node was enrolled with."""
+    """A method, a problem and one client's data, made from the recipe that the node was enrolled with."""
 
     def __init__(self, client: int, recipe: str, start: Params, data: Data) -> None:
         self.client, self.asked, self._load = client, options.from_text(recipe), data
@@ -72,11 +61,12 @@ class Work:
 
     @cached_property
     def engine(self) -> Eager:
-        placed = self.data.to(self.device, self.settings.torch_dtype())
+        # The engine only looks up clients by number, and a node has no other client.
+        clients: Any = {self.client: self.data.to(self.device, self.settings.torch_dtype())}
         work = Workload(
             algorithm=self.algorithm,
             problem=self.asked.problem(),
-            clients=SingleClient(placed),
+            clients=clients,
             batch_size=self.settings.batch_size,
             seed=self.settings.seed,
             crop_padding=self.asked.options.crop_padding,
@@ -85,13 +75,13 @@ class Work:
         return Eager(work)
 
     def member(self, state: Tree) -> Member:
-        """Return the client of a stored state."""
+        """Return the client with a stored state."""
         placed = factored.to_device(state, self.device)
         client, ledger = self._fresh
         return Member(restore(client, placed["client"]), restore(ledger, placed["ledger"]), {})
 
     def payload(self, data: bytes) -> Payload:
-        """Return what the client works with of a message."""
+        """Return the decoded payload of a message on the node's device."""
         return factored.to_device(decode(data), self.device)
 
     def local_update(self, state: Tree, payload: bytes, round: Round) -> tuple[Tree, Payload, Payload]:

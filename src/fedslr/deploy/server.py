@@ -1,8 +1,8 @@
 """The server of a deployed federation: it samples, asks, counts and commits. Nothing here knows Flower.
 
-The server tries a round until enough uploads came before its deadline. One transaction ends the round; before it,
+The server repeats a round until enough uploads came before its deadline. One transaction ends the round; before it,
 nothing of the round exists. From then on every upload in it is counted for good, and the next order to its node says
-so. The server looks at every message before it counts. It refuses a wrong message, says why, and goes on with the
+so. The server checks every message before it counts. It refuses a wrong message, reports why, and goes on with the
 other nodes.
 """
 
@@ -18,9 +18,9 @@ from fedslr.channel.model_size import Sizes, parameters
 from fedslr.core import seeds
 from fedslr.core.errors import FedslrError, WireError
 from fedslr.deploy.accounts import Accounts, to_tree
+from fedslr.deploy.database import Database
 from fedslr.deploy.exchange import Exchange, Post, Question, sender_name
-from fedslr.deploy.ledger import Ledger
-from fedslr.deploy.messages import EVALUATE, TRAIN, next_head
+from fedslr.deploy.messages import EVALUATE, TRAIN
 from fedslr.deploy.options import Deployment
 from fedslr.engine import selection
 from fedslr.engine.settings import DEFAULT_COHORT
@@ -37,41 +37,41 @@ class Coordinator:
     def __init__(
         self,
         folder: RunFolder,
-        ledger: Ledger,
+        database: Database,
         asked: Deployment,
         post: Post,
+        select: selection.Select,
         say: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self.ledger, self.asked, self.post, self.say = folder, ledger, asked, post, say
+        self.folder, self.database, self.asked, self.post, self.say = folder, database, asked, post, say
         self.options, self.settings, self.algorithm = asked.options, asked.recipe.settings, asked.recipe.algorithm
-        self.select = selection.find(self.settings.selection)
-        self.run, self.done = str(ledger.fact("run")), int(ledger.fact("done"))
-        self.accounts = Accounts(ledger, self.algorithm)
+        self.select, self.run, self.done = select, str(database.fact("run")), int(database.fact("done"))
+        self.accounts = Accounts(database, self.algorithm)
         self.exchange = Exchange(self.accounts, asked, post, say, clock)
-        self.seconds = {**dict.fromkeys(PHASES, 0.0), **(ledger.fact("seconds") or {})}
+        self.seconds = {**dict.fromkeys(PHASES, 0.0), **(database.fact("seconds") or {})}
         self._restore_records()
 
     def _restore_records(self) -> None:
-        """Write the records of the ledger to metrics.jsonl; the last one waits for its evaluation."""
+        """Write the records of the database to metrics.jsonl; the last record waits for its evaluation."""
         self.folder.write_config(self.asked.recipe.to_toml())
         self.folder.rewind(None)
-        for record in self.ledger.records()[: self.done if self._is_evaluated() else self.done - 1]:
+        for record in self.database.records()[: self.done if self._is_evaluated() else self.done - 1]:
             self.folder.append(Record(**record))
 
     def _is_evaluated(self) -> bool:
-        return self.ledger.is_evaluated(self.done) or not self.settings.is_evaluated(self.done)
+        return self.database.is_evaluated(self.done) or not self.settings.is_evaluated(self.done)
 
     def rounds(self) -> Iterator[Record]:
         """Run what is left of the run; yield the record of every finished round."""
         self.exchange.gather()
         if not self._is_evaluated():
-            yield self._evaluate()
+            yield self._evaluate(Record(**self.database.records()[-1]))
         while self.done < self.settings.rounds:
             self.exchange.greet()
             self.exchange.enrolment.change_members()
             record = self._round()
-            yield self._evaluate() if self.settings.is_evaluated(self.done) else self._append(record)
+            yield self._evaluate(record) if self.settings.is_evaluated(self.done) else self._append(record)
 
     def _append(self, record: Record) -> Record:
         self.folder.append(record)
@@ -85,19 +85,19 @@ class Coordinator:
         sampled = self._sample()
         size = len(sampled)
         for _ in range(self.options.attempts):
-            # Fewer clients than were drawn are left only if clients leave.
+            # A later cohort is smaller than the first one only if clients leave.
             needed = self.options.needed(min(size, len(sampled)))
             with self._timed("train"):
-                question = Question(TRAIN, self.done, self.ledger.next_attempt(), record)
+                question = Question(TRAIN, self.done, self.database.next_attempt(), record)
                 uploads = self.exchange.ask(question, sampled, enough=size).uploads
             if len(uploads) >= needed:
                 return self._close(question, sampled, before)
             sampled = self._next_sample(sampled, len(sampled) - len(uploads))
-            came = f"{len(uploads)} of {needed} uploads came in time"
-            self.say(f"round {self.done + 1}: {came}; asking clients {sampled}")
+            arrived = f"{len(uploads)} of {needed} necessary uploads arrived before the deadline"
+            self.say(f"round {self.done + 1}: {arrived}; asking clients {sampled}")
         raise FedslrError(
-            f"round {self.done + 1}: fewer than {needed} uploads in {self.options.attempts} attempts from clients "
-            f"{sampled}; the log says what became of each; resume when they are back and well"
+            f"round {self.done + 1}: fewer than {needed} uploads arrived in {self.options.attempts} attempts from "
+            f"clients {sampled}; see the log for the reason of each client, then resume"
         )
 
     def _sample(self) -> list[int]:
@@ -107,8 +107,8 @@ class Coordinator:
         return [numbers[i] for i in selection.draw(self.select, size, examples, self.settings.seed, self.done)]
 
     def _next_sample(self, sampled: list[int], missing: int) -> list[int]:
-        """Return the clients for the next attempt: the same ones, and as many available ones as did not answer."""
-        here, members = set(self.post.nodes()), self.ledger.members()
+        """Return the clients for the next attempt: the same ones, and as many others as did not answer."""
+        here, members = set(self.post.nodes()), self.database.members()
         stay = [n for n in self.accounts.members if n in members and not members[n].leaving]
         others = [n for n in stay if n not in sampled and members[n].identity in here]
         drawn = seeds.generator(seeds.COHORT, self.settings.seed, self.done, len(sampled)).permutation(len(others))
@@ -121,27 +121,22 @@ class Coordinator:
         record, now = question.record, self.settings.round(self.done)
         with self._timed("aggregate"), _noting_divergence(self.done):
             state = self.accounts.close(uploads, now)
-            counted = []
-            for client, upload in uploads.items():
-                head = self.accounts.members[client].head
-                head = next_head(head, now.number, question.attempt, upload.digest, upload.scale)
-                counted.append(self.accounts.counted(client, upload, head, now, question.attempt))
+            counted = [self.accounts.counted(c, upload, now, question.attempt) for c, upload in uploads.items()]
         record.clients = list(uploads)
         record.missing = [c for c in sampled if c not in uploads] or None
         record.rank = self.accounts.broadcast_of(state).ranks()
         record.seconds_by = {p: round(self.seconds[p] - before[p], 6) for p in PHASES}
         record.seconds = round(sum(record.seconds_by.values()), 6)
-        self.ledger.commit(self.done + 1, to_tree(state), counted, record.fields(), self.seconds)
+        self.database.commit(self.done + 1, to_tree(state), counted, record.fields(), self.seconds)
         self.done += 1
         self.accounts.advance(state)
-        self.ledger.forget_refusals(*(sender_name(c, self.accounts.members[c].identity or "") for c in uploads))
+        self.database.forget_refusals(*(sender_name(c, self.accounts.members[c].identity or "") for c in uploads))
         return record
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    def _evaluate(self) -> Record:
-        """Test the personal and the global models on the clients' data, as far as the clients can be reached."""
-        record = Record(**self.ledger.records()[-1])
+    def _evaluate(self, record: Record) -> Record:
+        """Test the personal and the global models on the data of the clients that can be reached."""
         numbers, before = list(self.accounts.members), self.seconds["evaluate"]
         chosen = selection.evaluated(self.settings.evaluate_clients, len(numbers), self.settings.seed)
         asked = [numbers[i] for i in chosen]
@@ -150,19 +145,19 @@ class Coordinator:
         found = [answers.get(c) for c in asked]
         personal = [None if r is None or r.accuracy_personal < 0 else r.accuracy_personal for r in found]
         shared = [None if r is None or r.accuracy_global < 0 else r.accuracy_global for r in found]
-        everybody = asked == list(range(len(numbers)))
+        all_clients = asked == list(range(len(numbers)))
         evaluation = Evaluation(shared if self.algorithm.has_global_model else None, personal)
-        record.add_evaluation(evaluation, None if everybody else asked)
-        sizes = [r.parameters for r in found if r is not None]
-        record.add_sizes(self._sizes(sizes))
+        record.add_evaluation(evaluation, None if all_clients else asked)
+        record.add_sizes(self._sizes([r.parameters for r in found if r is not None]))
         record.seconds_by["evaluate"] = round(self.seconds["evaluate"] - before, 6)
         record.seconds = round(sum(record.seconds_by.values()), 6)
-        self.ledger.evaluated(self.done, record.fields(), sizes)
+        self.database.save_evaluation(self.done, record.fields())
         return self._append(record)
 
     def sizes(self) -> Sizes:
         """Return the parameters of the dense, the global and the last evaluated personal models."""
-        return self._sizes(list(self.ledger.fact("parameters") or [0]))
+        found = (record.get("parameters_personal") for record in reversed(self.database.records()))
+        return self._sizes(next(filter(None, found), [0]))
 
     def _sizes(self, personal: list[int]) -> Sizes:
         dense = sum(x.numel() for x in self.accounts.start.values())
