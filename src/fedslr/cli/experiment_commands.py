@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from fedslr.algorithms import ALGORITHMS
@@ -16,14 +17,15 @@ from fedslr.cli.report_commands import save, table_texts
 from fedslr.core.durable import write_durably
 from fedslr.core.errors import FedslrError, Interrupted
 from fedslr.core.interrupts import stop_on_signal
+from fedslr.core.machine import cores
 from fedslr.data.image_decoding import decoding_progress
 from fedslr.engine import distributed
 from fedslr.report import paper_figures
 from fedslr.report.html_report import write_report
 from fedslr.report.saved_runs import find_runs, unfinished_runs
 from fedslr.run import experiments, recipes, trackers
-from fedslr.run.jobs import Job, JobOutcome
-from fedslr.run.worker_pool import default_workers, run_jobs
+from fedslr.run.jobs import Job, JobOutcome, run_jobs
+from fedslr.run.recipe_text import paths_of
 from fedslr.storage.locks import locked
 
 MAX_REASONS = 5
@@ -54,7 +56,9 @@ def compare(
     names = list(ALGORITHMS) if names == ["all"] else names
     home = run_home(out, recipe)
     jobs = experiments.comparison(request, names, _seeds(seeds, request), home)
-    unused = next((c for c in changes or [] if c.startswith("algorithm.")), None)
+    own = type(request.algorithm)
+    paths = {c: paths_of(c.partition("=")[0].strip(), own) for c in changes or []}
+    unused = next((c for c, found in paths.items() if any(path.startswith("algorithm.") for path in found)), None)
     if unused is not None and not any(type(job.recipe.algorithm) is type(request.algorithm) for job in jobs):
         warn(
             f"--set {unused}: {request.algorithm.name} is not compared; set the hyperparameters of a compared method "
@@ -105,6 +109,8 @@ def _run_experiment(
     jobs: list[Job], home: Path, resume: bool, workers: int | None, pick: str, clients: str, track: list[str]
 ) -> None:
     """Run the jobs, then print and write their table."""
+    # A GPU is shared by the runs, so they follow one another.
+    workers = workers or (1 if torch.cuda.is_available() else cores())
     if distributed.several():
         raise FedslrError("torchrun: several processes work on one run (fedslr run); several runs are --jobs' work")
     check_accuracy(pick, clients)
@@ -120,7 +126,7 @@ def _run_experiment(
         decoding_progress(Decoding(display.progress)),
         stop_on_signal(display.warn) as stopped,
     ):
-        outcomes = run_jobs(jobs, workers or default_workers(), display.show, stopped.__bool__, display.warn)
+        outcomes = run_jobs(jobs, workers, display.show, stopped.__bool__, display.warn)
     if any(o.interrupted for o in outcomes):
         raise Interrupted(f"stopped; finished rounds are in {home}: go on with the same command and --resume")
     done = [job.folder for job, o in zip(jobs, outcomes, strict=True) if o.error is None]

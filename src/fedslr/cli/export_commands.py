@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 from fedslr.cli.arguments import require_file
 from fedslr.cli.display import out_console, warn
 from fedslr.cli.printing import print_table
-from fedslr.core.errors import CheckpointError, FedslrError, StorageError, suggest
+from fedslr.core.errors import CheckpointError, FedslrError, StorageError
 from fedslr.deploy import node_export as deployed
 from fedslr.export import latency as latencies
 from fedslr.export.layered_model import DEFAULT_BATCH
@@ -24,6 +23,7 @@ from fedslr.report.number_text import format_bytes, percent
 from fedslr.report.result_tables import Table
 from fedslr.report.table_formats import markdown
 from fedslr.run.reopen import open_run
+from fedslr.run.result import find_client
 
 Client = Annotated[int | None, typer.Option(help="The client whose personal model it is.")]
 Batch = Annotated[int, typer.Option(min=1, help="Samples in the batch that times are measured with.")]
@@ -53,7 +53,7 @@ def export(
         raise FedslrError(f"export: expected either --client or --global{why}")
     if on_node:
         target = _target(folder, "personal", format, out)
-        number = _number(client)
+        number = None if client is None else find_client(client)
         made = write(lambda: deployed.personal_model(folder, number, batch), target, format, purpose)
     elif deployed.is_deployed(folder):
         if not shared:
@@ -64,7 +64,7 @@ def export(
         result = open_run(folder, device="cpu", warn=warn)
         if result.rounds_left:
             warn(f"this run is not finished: its models are those of round {result.summary['rounds']}")
-        number = _number(client, result.federation.client_names or ())
+        number = None if client is None else find_client(client, result.federation)
         target = _target(folder, "global" if number is None else f"client-{number}", format, out)
         try:
             made = of_run(result, target, client=number, format=format, purpose=purpose, batch=batch)
@@ -83,20 +83,6 @@ def export(
         f"model card: {made.card}",
     ):
         typer.echo(line)
-
-
-def _number(client: str | None, names: Sequence[str] = ()) -> int | None:
-    """Return the number of a client that is given by its number, or by its name, which may be a number too."""
-    if client is None:
-        return None
-    named = list(names).index(client) if client in names else None
-    if client.isdecimal() and (named is None or int(client) < len(names)):
-        if named not in (None, int(client)):
-            warn(f"--client {client}: taken as a number; the client of that name is client {named}")
-        return int(client)
-    if named is None:
-        raise FedslrError(f"--client: got '{client}', expected a number, or a client's name; {suggest(client, names)}")
-    return named
 
 
 def _target(folder: Path, name: str, format: str, out: Path | None) -> Path:

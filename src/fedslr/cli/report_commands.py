@@ -74,7 +74,10 @@ def figures(
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("figures"),
     only: Annotated[str | None, typer.Option(help=f"Some of them: {','.join(paper_figures.FIGURES)}.")] = None,
     format: Annotated[str, typer.Option(help="pdf, png or svg, or several, separated by commas.")] = "pdf,png",
-    client: Annotated[int | None, typer.Option(help="tsne: whose samples. Default: who has the most labels.")] = None,
+    client: Annotated[
+        str | None,
+        typer.Option(help="tsne: number or name of the client. Default: the client with the most labels."),
+    ] = None,
     bandwidth: Annotated[float, typer.Option(help="communication: Mbit/s of a client's line.")] = 10.0,
     latency: Annotated[float, typer.Option(help="communication: milliseconds that a message is under way.")] = 20.0,
 ) -> None:

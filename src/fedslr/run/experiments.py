@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +15,6 @@ from fedslr.core.schema import seed_range
 from fedslr.run import folders, recipes
 from fedslr.run.jobs import Job
 from fedslr.run.recipes import Recipe
-
-MAX_FOLDER_NAME = 230
-"""Characters of a folder's name that describe a run; file systems allow 255, with the seed."""
 
 
 def comparison(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], out: Path) -> list[Job]:
@@ -52,11 +48,7 @@ def sweep(recipe: Recipe, over: Mapping[str, Sequence[Any]], seeds: Sequence[int
 
 
 def _folder_name(words: str) -> str:
-    """Return words as part of a folder's name; long ones are cut, and a digest of all of them keeps them distinct."""
-    name = quote(words, safe="=,+ ")
-    if len(name) <= MAX_FOLDER_NAME:
-        return name
-    return f"{name[: MAX_FOLDER_NAME - 13]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return quote(words, safe="=,+ ")
 
 
 def checked_seeds(seeds: Sequence[int]) -> Sequence[int]:
@@ -82,5 +74,6 @@ def require_fresh(jobs: Iterable[Job], resume: bool) -> None:
     if there and not resume:
         home = there[0].folder.parent
         raise FedslrError(f"out: {home} already holds runs ({there[0].name}); go on with --resume, or choose another")
-    if refusal := next(filter(None, (folders.other_run(job.folder, job.recipe) for job in there)), None):
-        raise FedslrError(refusal)
+    for job in there:
+        config = replace(job.recipe, settings=job.recipe.settings.settled()).to_toml()
+        folders.require_same_run(job.folder, config, job.recipe.algorithm)
