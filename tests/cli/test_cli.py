@@ -677,7 +677,7 @@ WRONG_KEYS = [
     ("store=cloud", 'store: got "cloud", expected one of memory, disk'),
     ("algorithm.name=fedsrl", "algorithm.name: got \"fedsrl\", no such method; did you mean 'fedslr'?"),
     ("algorithm.name=3", "algorithm.name: got 3, no such method"),
-    ("name=fedavg", "--set: 'name' may be algorithm.name or data.name or model.name; write one of them"),
+    ("name=fedavg", "--set name: may be algorithm.name or data.name or model.name; write one of them"),
     ("algorithm.rank_penalty=-1e-4", "algorithm.rank_penalty: got -0.0001, expected a number 0 or above"),
     ("algorithm.eta_g=0", "algorithm.eta_g: got 0, expected a number above 0"),
     ("algorithm=fedavg", 'algorithm: got "fedavg", expected a table'),
@@ -735,16 +735,16 @@ def write(path: Path, data: bytes | str) -> Path:
 WRONG_CALLS = {
     "no such recipe": (
         lambda p: ["run", p / "none.toml"],
-        "none.toml: cannot read this recipe: No such file",
+        "none.toml: there is no such file; `fedslr recipes` lists the recipes of fedslr",
     ),
-    "a folder as recipe": (lambda p: ["run", p], "cannot read this recipe: Is a directory"),
+    "a folder as recipe": (lambda p: ["run", p], "a recipe is a file, but this is a folder; name a TOML file"),
     "not TOML": (
         lambda p: ["run", write(p / "bad.toml", "rounds = = 3")],
-        "cannot read this recipe: it is not valid TOML",
+        "this recipe is not valid TOML: Invalid value (at line 1",
     ),
     "not text": (
         lambda p: ["run", write(p / "bin.toml", b"\xff\xfe\x00")],
-        "cannot read this recipe",
+        "this recipe is not text in UTF-8",
     ),
     "unwritable folder": (
         lambda p: ["run", p / "tiny.toml", "--out", write(p / "file", "x") / "sub"],

@@ -22,7 +22,7 @@ def comparison(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], out
     chosen = [recipe.method(name) for name in methods]
     _require_distinct("methods", [method.name for method in chosen], "fedslr,fedavg")
     jobs = []
-    for method, seed in itertools.product(chosen, checked_seeds(seeds)):
+    for method, seed in itertools.product(chosen, seeds):
         name = f"{method.name}-seed{seed}"
         jobs.append(Job(name, replace(with_seed(recipe, seed), algorithm=method), out / _folder_name(name)))
     return jobs
@@ -31,9 +31,10 @@ def comparison(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], out
 def sweep(recipe: Recipe, over: Mapping[str, Sequence[Any]], seeds: Sequence[int], out: Path) -> list[Job]:
     """Return a job for every combination of the given values, with every seed."""
     paths = [recipe.locate(key) for key in over]
-    _require_distinct("--over", paths, "key=value,value")
-    for key, values in over.items():
-        _require_distinct(f"--over {key}", values, f"{key}=value,value")
+    for key, path in zip(over, paths, strict=True):
+        if paths.count(path) > 1:
+            raise FedslrError(f"{key}: {path} is given twice; leave one out")
+        _require_distinct(key, over[key], f"{key}=value,value")
     jobs = []
     for values in itertools.product(*over.values()):
         table = recipe.to_table()
@@ -41,7 +42,7 @@ def sweep(recipe: Recipe, over: Mapping[str, Sequence[Any]], seeds: Sequence[int
             recipes.change(table, path, value)
         changed = replace(recipes.complete(table), fixed_split=recipe.fixed_split)
         words = "-".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(over, values, strict=True))
-        for seed in checked_seeds(seeds):
+        for seed in seeds:
             home = out / f"{_folder_name(words)}-seed{seed}"
             jobs.append(Job(f"{words}-seed{seed}", with_seed(changed, seed), home))
     return jobs
@@ -52,6 +53,7 @@ def _folder_name(words: str) -> str:
 
 
 def checked_seeds(seeds: Sequence[int]) -> Sequence[int]:
+    """Refuse seeds that are no whole numbers, or are given twice."""
     _require_distinct("seeds", seeds, "0,1,2")
     return [schema.check_value("seeds", seed, Annotated[int, seed_range]) for seed in seeds]
 

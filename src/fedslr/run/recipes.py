@@ -71,18 +71,18 @@ class Recipe:
     def locate(self, key: str) -> str:
         """Return the dotted path of a swept key that may be given by its last name, such as `rank_penalty`."""
         if key in ("seed", "data.seed"):
-            raise FedslrError(f"sweep: '{key}' is not swept over; give several seeds with --seeds")
+            raise FedslrError(f"{key}: seeds are not swept over; give several seeds with --seeds")
         found = paths_of(key, type(self.algorithm))
         if not found:
             known = paths(type(self.algorithm))
             hint = suggest(key, [*known, *(path.rpartition(".")[2] for path in known)])
-            raise FedslrError(f"sweep: unknown key '{key}'; {hint}")
-        return _only(found, key, "sweep")
+            raise FedslrError(f"{key}: unknown key; {hint}")
+        return _only(found, key)
 
 
-def _only(found: Sequence[str], key: str, where: str) -> str:
+def _only(found: Sequence[str], where: str) -> str:
     if len(found) > 1:
-        raise FedslrError(f"{where}: '{key}' may be {' or '.join(found)}; write one of them")
+        raise FedslrError(f"{where}: may be {' or '.join(found)}; write one of them")
     return found[0]
 
 
@@ -177,17 +177,32 @@ def complete(table: Mapping[str, Any]) -> Recipe:
 
 def read_as(parse: Callable[[dict[str, Any]], Request], path: Path, changes: Sequence[str] = ()) -> Request:
     """Return the result of `parse` for a recipe file, with `key=value` changes applied."""
+    text = _text(path)
     try:
-        text = path.read_text("utf-8-sig")
         table = tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"it is not valid TOML: {error}"
-        raise FedslrError(f"{path}: cannot read this recipe: {why}") from None
+    except ValueError as error:
+        raise FedslrError(f"{path}: this recipe is not valid TOML: {error}; correct that place") from None
     table = apply(table, changes)
     try:
         return parse(table)
     except FedslrError as error:
         raise FedslrError(f"{_place(parse, path, text, changes, str(error))}: {error}") from error
+
+
+def _text(path: Path) -> str:
+    """Return the text of a recipe's file."""
+    try:
+        return path.read_text("utf-8-sig")
+    except FileNotFoundError:
+        raise FedslrError(f"{path}: there is no such file; `fedslr recipes` lists the recipes of fedslr") from None
+    except IsADirectoryError:
+        kept = path / "config.toml"
+        hint = f"its run has the recipe {kept}" if kept.exists() else "name a TOML file"
+        raise FedslrError(f"{path}: a recipe is a file, but this is a folder; {hint}") from None
+    except UnicodeDecodeError:
+        raise FedslrError(f"{path}: this recipe is not text in UTF-8; name a TOML file") from None
+    except OSError as error:
+        raise FedslrError(f"{path}: this recipe cannot be read: {error.strerror}; change that, or copy it") from None
 
 
 def _place(
@@ -224,7 +239,7 @@ def _path(table: dict[str, Any], key: str) -> str:
         found = paths_of(key, naming.find(_method_name(table)))
     except FedslrError:
         return key
-    return _only(found, key, "--set") if found else key
+    return _only(found, f"--set {key}") if found else key
 
 
 def change(table: dict[str, Any], path: str, value: Any) -> None:
