@@ -7,8 +7,7 @@ INSTALL := pip install --quiet --disable-pip-version-check --constraint constrai
 .PHONY: demo test lint check clean
 
 demo: $(VENV)/.ready
-	rm -rf runs/demo
-	$(BIN)/fedslr compare recipes/demo/compare.toml --out runs/demo
+	$(BIN)/fedslr demo --fresh --out runs/demo
 
 test: $(VENV)/.ready
 	$(BIN)/pytest -n auto

@@ -718,7 +718,8 @@ def test_a_client_is_known_by_its_name(tmp_path, command):
     assert "west_1" in err
     federation = fedslr.load(f"npz:{tmp_path / 'data'}", clients=2)
     assert list(federation.client_names) == ["1", "7"]
-    with pytest.raises(fedslr.FedslrError, match="client_names: got 2 names, 1 of them different; expected 2 different"):
+    expected = "client_names: got 2 names, 1 of them different; expected 2 different"
+    with pytest.raises(fedslr.FedslrError, match=expected):
         replace(federation, client_names=["a", "a"])
 
 

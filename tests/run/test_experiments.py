@@ -73,16 +73,8 @@ def test_a_sweep_is_every_combination(recipe, tmp_path):
     assert epochs.recipe.settings.epochs == 3
 
 
-def test_long_values_have_folders_of_their_own(recipe, tmp_path):
+def test_a_value_is_part_of_its_folders_name(recipe, tmp_path):
     request = recipes.read(recipe)
-    for letter in ("x", "é"):
-        values = [letter * 300, letter * 299 + "y", letter * 299 + "z"]
-        jobs = experiments.sweep(request, {"data.root": values}, [0, 2**63 - 1], tmp_path)
-        for job in jobs:
-            job.folder.mkdir()
-        assert [j.folder for j in jobs] == [
-            j.folder for j in experiments.sweep(request, {"data.root": values}, [0, 2**63 - 1], tmp_path)
-        ]
     short = experiments.sweep(request, {"data.root": ["a/b"]}, [3], tmp_path)
     assert short[0].folder.name == "root=a%2Fb-seed3"
 
@@ -196,13 +188,13 @@ def test_a_comparison_goes_on_as_it_was_begun_or_not_at_all(recipe, command, tmp
 WAITING = """
 import os, time
 from fedslr.engine import selection
-from fedslr.run import worker_pool
+from fedslr.run import jobs
 
 calls = [0]
 
 def uniform(rng, size, examples):
     calls[0] += 1
-    while "WAIT_FOR_STOP" in os.environ and calls[0] == 100 and not worker_pool._stop.is_set():
+    while "WAIT_FOR_STOP" in os.environ and calls[0] == 100 and not jobs._stop.is_set():
         time.sleep(0.01)
     return selection.uniform(rng, size, examples)
 """
@@ -569,22 +561,22 @@ def test_a_run_that_fails_does_not_stop_the_others(recipe, tmp_path, command):
 
 
 WRONG = [
-    (["compare", "--methods", "fedavg,fedsrl"], "methods: got \"fedsrl\", no such method; did you mean 'fedslr'?"),
+    (["compare", "--methods", "fedavg,fedsrl"], "--methods: got \"fedsrl\", no such method; did you mean 'fedslr'?"),
     (["compare", "--methods", "fedavg,fedavg"], "methods: got 'fedavg,fedavg', expected one or more, each only once"),
     (["compare", "--methods", ""], "methods: got none"),
     (["compare", "--seeds", "a"], 'seeds: got "a", expected a whole number from 0 to'),
     (["compare", "--jobs", "0"], "'--jobs': 0 is not in the range x>=1"),
     (["compare", "--pick", "first"], "--pick: got 'first'; known: best, last, late"),
     (["sweep", "--over", "rank_penalty"], "--over rank_penalty: got none, expected one or more"),
-    (["sweep", "--set", "sweep={}"], "--over: got none, expected one or more, each only once, such as key=value,value"),
-    (["sweep", "--over", "rank_penlty=1,2"], "sweep: unknown key 'rank_penlty'; did you mean 'rank_penalty'?"),
-    (["sweep", "--over", "name=a,b"], "sweep: 'name' may be algorithm.name or data.name or model.name"),
+    (["sweep", "--set", "sweep={}"], "--over: got none, expected one or more keys with values"),
+    (["sweep", "--over", "rank_penlty=1,2"], "--over rank_penlty: unknown key; did you mean 'rank_penalty'?"),
+    (["sweep", "--over", "name=a,b"], "--over name: may be algorithm.name or data.name or model.name; write one"),
     (["sweep", "--over", "lr=1,1.0"], "--over lr: got '1,1.0', expected one or more, each only once"),
     (["sweep", "--over", "lr=1", "--over", "lr=1"], "--over lr: got '1,1', expected one or more, each only once"),
-    (["sweep", "--over", "eta_g=1", "--over", "algorithm.eta_g=2"], "expected one or more, each only once"),
+    (["sweep", "--over", "eta_g=1", "--over", "algorithm.eta_g=2"], "--over eta_g: algorithm.eta_g is given twice"),
     (["sweep", "--over", "seed=1,2"], "give several seeds with --seeds"),
     (["compare", "--set", "compare.seeds=[-1]"], "seeds: got -1, expected a whole number from 0 to"),
-    (["sweep", "--over", "lr=0.1,-1"], "lr: got -1, expected a number above 0"),
+    (["sweep", "--over", "lr=0.1,-1"], "--over lr: got -1, expected a number above 0"),
     (["compare", "--set", "compare.seeds=3"], "compare.seeds: got 3, expected a list"),
     (["compare", "--set", "compare.method=3"], "unknown key 'method' in compare; did you mean 'methods'?"),
     (["compare", "--set", "methods.dito.lam=3"], "methods.dito: got \"dito\", no such method; did you mean 'ditto'?"),

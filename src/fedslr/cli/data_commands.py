@@ -9,37 +9,48 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedslr.cli.arguments import AsJson
 from fedslr.cli.display import decoding, err_console, out_console, warn
+from fedslr.cli.printing import print_json
 from fedslr.cli.report_commands import save
 from fedslr.data import DATASETS, decoded_cache, downloads, load
 from fedslr.report.label_skew import extremes, label_counts, skew, split_figure
 from fedslr.report.number_text import percent
 
 app = typer.Typer(help="Download datasets, verify them, and show how they are split.", rich_markup_mode=None)
-Root = Annotated[Path, typer.Option(help="Folder the datasets are in.")]
+Root = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the datasets.")]
+Published = Annotated[str, typer.Argument(metavar="DATASET", help="cifar10, cifar100 or tinyimagenet.")]
 
 
 @app.command("list")
-def list_datasets(root: Root = Path("data")) -> None:
+def list_datasets(root: Root = Path("data"), as_json: AsJson = False) -> None:
     """List the datasets and whether they are on the disk."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("digits", "built in", "1,797 images of handwritten digits, 8×8")
+    rows = [("digits", "built in", "1,797 images of handwritten digits, 8×8")]
     for name, item in downloads.PUBLISHED.items():
-        table.add_row(name, "there" if (root / item.folder).is_dir() else "to be fetched", item.title)
-    table.add_row(
-        "femnist", "there" if (root / "femnist").is_dir() else "made by LEAF", "handwritten characters by writer"
-    )
-    table.add_row("npz:PATH, imagefolder:PATH, module:function", "your own", "see docs/own-data.md")
+        rows.append((name, "there" if (root / item.folder).is_dir() else "to be fetched", item.title))
+    state = "there" if (root / "femnist").is_dir() else "made by LEAF"
+    rows.append(("femnist", state, "handwritten characters by writer"))
+    if as_json:
+        print_json([dict(zip(("name", "state", "about"), row, strict=True)) for row in rows])
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for row in (*rows, ("npz:PATH, imagefolder:PATH, module:function", "your own", "see docs/own-data.md")):
+        table.add_row(*row)
     out_console.print(table)
 
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tinyimagenet.")],
+    name: Published,
     root: Root = Path("data"),
-    source: Annotated[str | None, typer.Option("--from", help="A file or another address, such as a mirror's.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="FILE|URL", help="A file or another address, such as a mirror's.")
+    ] = None,
 ) -> None:
-    """Download a dataset, verify its checksum, unpack it. Run it again to go on with a download that broke off."""
+    """Download, verify and unpack a dataset.
+
+    Run the command again to continue a download that broke off.
+    """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err_console, disable=not err_console.is_terminal) as progress:
         task = progress.add_task(name, total=None)
@@ -50,29 +61,30 @@ def fetch(
 
 
 @app.command()
-def verify(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tinyimagenet.")], root: Root = Path("data")
-) -> None:
-    """Read all files of a dataset on the disk, and report the first one that is missing or damaged."""
+def verify(name: Published, root: Root = Path("data")) -> None:
+    """Read all files of a dataset, and report the first one that is missing or damaged."""
     downloads.find(name)
     with decoding(), decoded_cache.bypass():
         loaded = DATASETS[name](root)
-    out_console.print(f"{name} is whole: {len(loaded.x):,} training and {len(loaded.x_test):,} test images")
+    out_console.print(f"{name} is complete: {len(loaded.x):,} training and {len(loaded.x_test):,} test images")
 
 
 @app.command("show")
 def show_split(
-    name: Annotated[str, typer.Argument(help="A dataset, as in a recipe's data.name.")] = "digits",
-    split: Annotated[str, typer.Option(help="iid, dirichlet or authors.")] = "dirichlet",
-    alpha: Annotated[float, typer.Option(help="Concentration of the Dirichlet priors.")] = 0.1,
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    name: Annotated[str, typer.Argument(metavar="[DATASET]", help="A dataset, as in a recipe's data.name.")] = "digits",
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="iid, dirichlet or authors.")] = "dirichlet",
+    alpha: Annotated[float, typer.Option(metavar="NUMBER", help="Concentration of the Dirichlet priors.")] = 0.1,
+    clients: Annotated[int, typer.Option(metavar="NUMBER", help="Number of clients.")] = 100,
+    seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the split.")] = 0,
     root: Root = Path("data"),
-    plot: Annotated[Path, typer.Option(help="Draw the labels of every client to this PNG, PDF or SVG.")] = Path(
-        "split.png"
-    ),
+    plot: Annotated[
+        Path, typer.Option(metavar="FILE", help="Draw the labels of every client to this PNG, PDF or SVG.")
+    ] = Path("split.png"),
 ) -> None:
-    """Draw how labels are spread over clients, and print how skewed that is."""
+    """Draw how labels are split over clients.
+
+    The command also prints how skewed the split is.
+    """
     with decoding():
         federation = load(name, split=split, alpha=alpha, clients=clients, seed=seed, root=str(root), warn=warn)
     counts = label_counts(federation)

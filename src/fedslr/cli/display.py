@@ -20,8 +20,8 @@ from fedslr.storage.record import Record, read_records
 out_console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 160)
 err_console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
-MANY_IMAGES = 2000
-"""Images from which on their decoding is shown."""
+MIN_SHOWN_IMAGES = 2000
+"""The decoding of fewer images is not shown."""
 
 
 def warn(text: str) -> None:
@@ -37,7 +37,7 @@ class Decoding:
         self.line: TaskID | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        if total < MANY_IMAGES:
+        if total < MIN_SHOWN_IMAGES:
             return
         if self.line is None:
             self.line = self.progress.add_task("decoding images", total=total, status="")
@@ -54,21 +54,22 @@ def decoding() -> Iterator[None]:
         yield
 
 
-def progress_bars(heading: str = "{task.description} {task.completed}/{task.total}") -> Progress:
+def progress_bars(heading: str = "{task.description} {task.completed}/{task.total}", quiet: bool = False) -> Progress:
     return Progress(
         TextColumn(heading, markup=False),
         BarColumn(bar_width=24),
         TextColumn("{task.fields[status]}", markup=False),
         TimeRemainingColumn(compact=True),
         console=err_console,
-        disable=not err_console.is_terminal,
+        disable=quiet or not err_console.is_terminal,
     )
 
 
 class _Live:
     """Progress that is shown inside a `with` block."""
 
-    progress: Progress
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -85,56 +86,48 @@ class Display(_Live):
     """Live progress on a terminal; a line per evaluation elsewhere; nothing from a process that is not the first."""
 
     def __init__(self, rounds: int, folder: Path, quiet: bool = False) -> None:
-        self.rounds = rounds
-        self.folder = folder
-        self.quiet = quiet
-        self.down = self.up = 0
-        self.begun = False
+        super().__init__(progress_bars(quiet=quiet))
+        self.rounds, self.folder, self.quiet = rounds, folder, quiet
+        self.sent: tuple[int, int] | None = None
         self.accuracy = ""
-        self.progress = progress_bars()
-        self.progress.disable |= quiet
         self.task = self.progress.add_task("round", total=rounds, status="")
 
     def warn(self, text: str) -> None:
         if not self.quiet:
             super().warn(text)
 
-    def _count_earlier(self, record: Record) -> None:
-        """Count the bytes of the rounds before a resumed run was stopped."""
-        self.begun = True
-        for earlier in read_records(self.folder) if record.round > 1 else []:
-            if earlier["round"] < record.round:
-                self.down += earlier["bytes_down"]
-                self.up += earlier["bytes_up"]
-
     def show(self, record: Record) -> None:
+        """Show a finished round."""
         if self.quiet:
             return
-        if not self.begun:
-            self._count_earlier(record)
-        self.down += record.bytes_down
-        self.up += record.bytes_up
+        down, up = self._sent_before(record.round) if self.sent is None else self.sent
+        self.sent = down + record.bytes_down, up + record.bytes_up
         if record.accuracy_personal is not None:
-            shared, own = percent(record.accuracy_global), percent(record.accuracy_personal)
-            self.accuracy = f"global {shared}  personal {own}"
+            self.accuracy = _accuracies(record)
         rank = f"  rank {sum(record.rank.values())}" if record.rank else ""
-        status = f"{self.accuracy}{rank}  down {format_bytes(self.down)}  up {format_bytes(self.up)}"
+        status = f"{self.accuracy}{rank}  down {format_bytes(self.sent[0])}  up {format_bytes(self.sent[1])}"
         self.progress.update(self.task, completed=record.round, status=status)
         if self.progress.disable and record.accuracy_personal is not None:
             err_console.print(f"round {record.round}/{self.rounds}  {status}")
+
+    def _sent_before(self, round: int) -> tuple[int, int]:
+        """Return the bytes down and up of the rounds before a resumed run was stopped."""
+        earlier = [r for r in (read_records(self.folder) if round > 1 else []) if r["round"] < round]
+        return sum(r["bytes_down"] for r in earlier), sum(r["bytes_up"] for r in earlier)
 
 
 class ManyDisplay(_Live):
     """One line for all runs of an experiment and one for each running one."""
 
     def __init__(self, jobs: list[Job]) -> None:
+        super().__init__(progress_bars("{task.description}"))
         self.rounds = {job.name: job.recipe.settings.rounds for job in jobs}
         self.done = dict.fromkeys(self.rounds, 0)
         self.lines: dict[str, TaskID] = {}
-        self.progress = progress_bars("{task.description}")
         self.total = self.progress.add_task(f"{len(jobs)} runs", total=sum(self.rounds.values()), status="")
 
     def show(self, progress: JobProgress) -> None:
+        """Show a finished round of a run."""
         rounds = self.rounds[progress.job]
         if progress.job not in self.lines:
             self.lines[progress.job] = self.progress.add_task(progress.job, total=rounds, status="")
@@ -143,9 +136,11 @@ class ManyDisplay(_Live):
         self.progress.update(self.total, completed=sum(self.done.values()))
         self.progress.update(line, completed=progress.round)
         if progress.accuracy_personal is not None:
-            shared, own = percent(progress.accuracy_global), percent(progress.accuracy_personal)
-            status = f"global {shared}  personal {own}"
-            self.progress.update(line, status=status)
+            status = _accuracies(progress)
+            self.progress.update(line, status=status, visible=progress.round < rounds)
             if progress.round == rounds:
-                self.progress.update(line, visible=False)
                 err_console.print(f"{progress.job}: {status}")
+
+
+def _accuracies(of: Record | JobProgress) -> str:
+    return f"global {percent(of.accuracy_global)}  personal {percent(of.accuracy_personal)}"

@@ -1,73 +1,62 @@
-"""`fedslr compare` and `fedslr sweep`."""
+"""`fedslr compare`, `sweep` and `demo`: the commands that make several runs."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from fedslr.algorithms import ALGORITHMS
-from fedslr.cli.arguments import Changes, Clients, Pick, Resume, Track, check_accuracy, run_home, split_words
+from fedslr.cli.arguments import (
+    Changes,
+    Clients,
+    Pick,
+    RecipeName,
+    Resume,
+    Track,
+    check_accuracy,
+    default_folder,
+    placed,
+    split_words,
+)
 from fedslr.cli.display import Decoding, ManyDisplay, out_console, warn
 from fedslr.cli.printing import print_table
 from fedslr.cli.report_commands import save, table_texts
 from fedslr.core.durable import write_durably
 from fedslr.core.errors import FedslrError, Interrupted
 from fedslr.core.interrupts import stop_on_signal
+from fedslr.core.machine import cores
 from fedslr.data.image_decoding import decoding_progress
 from fedslr.engine import distributed
 from fedslr.report import paper_figures
 from fedslr.report.html_report import write_report
 from fedslr.report.saved_runs import find_runs, unfinished_runs
 from fedslr.run import experiments, recipes, trackers
-from fedslr.run.jobs import Job, JobOutcome
-from fedslr.run.worker_pool import default_workers, run_jobs
+from fedslr.run.jobs import Job, JobOutcome, run_jobs
+from fedslr.run.recipe_library import find_recipe
+from fedslr.run.recipe_text import paths_of
 from fedslr.storage.locks import locked
 
 MAX_REASONS = 5
 """Failed runs whose reasons are printed."""
 
-Out = Annotated[Path | None, typer.Option(help="Folder for the runs. Default: runs/RECIPE.")]
-Seeds = Annotated[str | None, typer.Option(help="Seeds, separated by commas.")]
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for the runs. Default: runs/RECIPE.")]
+Seeds = Annotated[str | None, typer.Option(metavar="SEED,…", help="Seeds, separated by commas.")]
 Workers = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Runs at once. Default: one per core, one on a GPU.")
+    int | None,
+    typer.Option("--jobs", min=1, metavar="NUMBER", help="Runs at once. Default: one per core, one on a GPU."),
 ]
 
 
 def compare(
-    recipe: Annotated[Path, typer.Argument(help="A TOML recipe; its `compare` table may name methods and seeds.")],
-    methods: Annotated[str | None, typer.Option(help="Methods, separated by commas, or `all`.")] = None,
-    seeds: Seeds = None,
-    changes: Changes = None,
-    out: Out = None,
-    resume: Resume = False,
-    workers: Workers = None,
-    pick: Pick = "last",
-    clients: Clients = "all",
-    track: Track = None,
-) -> None:
-    """Run several methods on identical splits, starts and cohorts, and put them in one table."""
-    request = recipes.read(recipe, changes or [])
-    names = split_words(methods) if methods is not None else list(request.compare.methods)
-    names = list(ALGORITHMS) if names == ["all"] else names
-    home = run_home(out, recipe)
-    jobs = experiments.comparison(request, names, _seeds(seeds, request), home)
-    unused = next((c for c in changes or [] if c.startswith("algorithm.")), None)
-    if unused is not None and not any(type(job.recipe.algorithm) is type(request.algorithm) for job in jobs):
-        warn(
-            f"--set {unused}: {request.algorithm.name} is not compared; set the hyperparameters of a compared method "
-            "with --set methods.NAME.KEY=VALUE"
-        )
-    _run_experiment(jobs, home, resume, workers, pick, clients, track or [])
-
-
-def sweep(
-    recipe: Annotated[Path, typer.Argument(help="A TOML recipe; its `sweep` table may name keys and values.")],
-    over: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=V1,V2,…", help="Values of a key of the recipe or of its method. Repeatable."),
+    recipe: RecipeName,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="METHOD,…", help="Methods, separated by commas, or `all`. Default: those of the recipe."),
     ] = None,
     seeds: Seeds = None,
     changes: Changes = None,
@@ -78,20 +67,84 @@ def sweep(
     clients: Clients = "all",
     track: Track = None,
 ) -> None:
-    """Run a recipe with every combination of some values, and put the runs in one table."""
-    request = recipes.read(recipe, changes or [])
-    values: dict[str, list[Any]] = {}
-    for key, some in map(_axis, over or []):
-        values.setdefault(key, []).extend(some)
-    home = run_home(out, recipe)
-    jobs = experiments.sweep(request, values or request.sweep, _seeds(seeds, request), home)
+    """Run several methods and put them in one table.
+
+    All methods have identical splits, starting points and cohorts. The recipe's table `compare` may name the methods
+    and the seeds.
+    """
+    path = find_recipe(recipe)
+    request = recipes.read(path, changes or [])
+    names = split_words(methods) if methods is not None else list(request.compare.methods)
+    names = list(ALGORITHMS) if names == ["all"] else names
+    home, own = out or default_folder(path), type(request.algorithm)
+    chosen = _seeds(seeds, request, path)
+    with placed("--" if methods is not None else f"{path}: compare."):
+        jobs = experiments.comparison(request, names, chosen, home)
+    paths = {c: paths_of(c.partition("=")[0].strip(), own) for c in changes or []}
+    unused = next((c for c, found in paths.items() if any(path.startswith("algorithm.") for path in found)), None)
+    if unused is not None and not any(type(job.recipe.algorithm) is own for job in jobs):
+        warn(
+            f"--set {unused}: {request.algorithm.name} is not compared; set the hyperparameters of a compared method "
+            "with --set methods.NAME.KEY=VALUE"
+        )
     _run_experiment(jobs, home, resume, workers, pick, clients, track or [])
 
 
-def _seeds(text: str | None, request: recipes.Recipe) -> list[Any]:
+def sweep(
+    recipe: RecipeName,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2,…", help="Values of a key of the recipe, such as lr=0.1,0.01. Repeatable."),
+    ] = None,
+    seeds: Seeds = None,
+    changes: Changes = None,
+    out: Out = None,
+    resume: Resume = False,
+    workers: Workers = None,
+    pick: Pick = "last",
+    clients: Clients = "all",
+    track: Track = None,
+) -> None:
+    """Run a recipe with every combination of some values.
+
+    The runs are put in one table. The recipe's table `sweep` may name the keys and the values.
+    """
+    path = find_recipe(recipe)
+    request = recipes.read(path, changes or [])
+    values: dict[str, list[Any]] = {}
+    for key, some in map(_axis, over or []):
+        values.setdefault(key, []).extend(some)
+    if not values and not request.sweep:
+        raise FedslrError("--over: got none, expected one or more keys with values, such as --over lr=0.1,0.01")
+    home, chosen = out or default_folder(path), _seeds(seeds, request, path)
+    with placed("--over " if values else f"{path}: sweep."):
+        jobs = experiments.sweep(request, values or request.sweep, chosen, home)
+    _run_experiment(jobs, home, resume, workers, pick, clients, track or [])
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the runs.")] = Path("runs/demo"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Train again what is there, instead of showing it.")] = False,
+    workers: Workers = None,
+) -> None:
+    """Compare six methods on handwritten digits.
+
+    A second demo shows the finished runs, and goes on with those that were stopped.
+    """
+    if fresh:
+        with locked(out):
+            for config in out.glob("*-seed*/config.toml"):
+                shutil.rmtree(config.parent)
+    compare("demo", out=out, resume=True, workers=workers)
+
+
+def _seeds(text: str | None, request: recipes.Recipe, path: Path) -> Sequence[int]:
+    """Return the seeds that were given, or those of the recipe."""
     if text is None:
-        return list(request.compare.seeds) or [request.settings.seed]
-    return [recipes.value_of(word) for word in split_words(text)]
+        with placed(f"{path}: compare."):
+            return experiments.checked_seeds(request.compare.seeds or [request.settings.seed])
+    with placed("--"):
+        return experiments.checked_seeds([recipes.value_of(word) for word in split_words(text)])
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:
@@ -105,6 +158,8 @@ def _run_experiment(
     jobs: list[Job], home: Path, resume: bool, workers: int | None, pick: str, clients: str, track: list[str]
 ) -> None:
     """Run the jobs, then print and write their table."""
+    # A GPU is shared by the runs, so they follow one another.
+    workers = workers or (1 if torch.cuda.is_available() else cores())
     if distributed.several():
         raise FedslrError("torchrun: several processes work on one run (fedslr run); several runs are --jobs' work")
     check_accuracy(pick, clients)
@@ -120,7 +175,7 @@ def _run_experiment(
         decoding_progress(Decoding(display.progress)),
         stop_on_signal(display.warn) as stopped,
     ):
-        outcomes = run_jobs(jobs, workers or default_workers(), display.show, stopped.__bool__, display.warn)
+        outcomes = run_jobs(jobs, workers, display.show, stopped.__bool__, display.warn)
     if any(o.interrupted for o in outcomes):
         raise Interrupted(f"stopped; finished rounds are in {home}: go on with the same command and --resume")
     done = [job.folder for job, o in zip(jobs, outcomes, strict=True) if o.error is None]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedslr.cli.arguments import require_file
+from fedslr.cli.arguments import Client, RunFolders
 from fedslr.cli.display import out_console, warn
 from fedslr.cli.printing import print_table
-from fedslr.core.errors import CheckpointError, FedslrError, StorageError, suggest
+from fedslr.core.errors import CheckpointError, FedslrError, StorageError
 from fedslr.deploy import node_export as deployed
 from fedslr.export import latency as latencies
 from fedslr.export.layered_model import DEFAULT_BATCH
@@ -24,28 +23,31 @@ from fedslr.report.number_text import format_bytes, percent
 from fedslr.report.result_tables import Table
 from fedslr.report.table_formats import markdown
 from fedslr.run.reopen import open_run
+from fedslr.run.result import find_client
 
-Client = Annotated[int | None, typer.Option(help="The client whose personal model it is.")]
-Batch = Annotated[int, typer.Option(min=1, help="Samples in the batch that times are measured with.")]
+Batch = Annotated[int, typer.Option(min=1, metavar="SAMPLES", help="Samples in the batch that is timed.")]
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or a node's store.")],
-    client: Annotated[
-        str | None, typer.Option(help="The client whose personal model it is: its number, or its name in the data.")
-    ] = None,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a run, or a node's store.")],
+    client: Client = None,
     shared: Annotated[bool, typer.Option("--global", help="The global model instead of a client's.")] = False,
-    format: Annotated[str, typer.Option(help="safetensors, torch (torch.export) or onnx.")] = "safetensors",
-    purpose: Annotated[str, typer.Option("--for", help="size, or speed as measured on this machine.")] = "size",
+    format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="safetensors, torch (torch.export) or onnx.")
+    ] = "safetensors",
+    purpose: Annotated[
+        str, typer.Option("--for", metavar="PURPOSE", help="size, or speed as measured on this machine.")
+    ] = "size",
     out: Annotated[
-        Path | None, typer.Option(help="The file (.pt2 for torch). Default: export/ in the run's folder.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The file (.pt2 for torch). Default: export/ in the run's folder."),
     ] = None,
     batch: Batch = DEFAULT_BATCH,
 ) -> None:
-    """Write one model of a run to a file that runs without it, with a model card beside it.
+    """Write one model of a run to a file, with a model card.
 
-    Of a deployed federation the global model is exported from the server's run folder, a client's on its node, from
-    the folder of its store.
+    The file runs without fedslr. In a deployed federation, the server exports the global model from its run folder,
+    and a node exports its client's model from its store.
     """
     on_node = deployed.is_store(folder)
     if shared is (on_node or client is not None):
@@ -53,7 +55,7 @@ def export(
         raise FedslrError(f"export: expected either --client or --global{why}")
     if on_node:
         target = _target(folder, "personal", format, out)
-        number = _number(client)
+        number = None if client is None else find_client(client)
         made = write(lambda: deployed.personal_model(folder, number, batch), target, format, purpose)
     elif deployed.is_deployed(folder):
         if not shared:
@@ -64,7 +66,7 @@ def export(
         result = open_run(folder, device="cpu", warn=warn)
         if result.rounds_left:
             warn(f"this run is not finished: its models are those of round {result.summary['rounds']}")
-        number = _number(client, result.federation.client_names or ())
+        number = None if client is None else find_client(client, result.federation)
         target = _target(folder, "global" if number is None else f"client-{number}", format, out)
         try:
             made = of_run(result, target, client=number, format=format, purpose=purpose, batch=batch)
@@ -85,39 +87,31 @@ def export(
         typer.echo(line)
 
 
-def _number(client: str | None, names: Sequence[str] = ()) -> int | None:
-    """Return the number of a client that is given by its number, or by its name, which may be a number too."""
-    if client is None:
-        return None
-    named = list(names).index(client) if client in names else None
-    if client.isdecimal() and (named is None or int(client) < len(names)):
-        if named not in (None, int(client)):
-            warn(f"--client {client}: taken as a number; the client of that name is client {named}")
-        return int(client)
-    if named is None:
-        raise FedslrError(f"--client: got '{client}', expected a number, or a client's name; {suggest(client, names)}")
-    return named
-
-
 def _target(folder: Path, name: str, format: str, out: Path | None) -> Path:
     return out or folder / "export" / f"{name}{SUFFIXES.get(format, '')}"
 
 
 def latency(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or folders that hold such.")],
+    folders: RunFolders,
     client: Client = None,
     batch: Batch = DEFAULT_BATCH,
-    repeat: Annotated[int, typer.Option(min=1, help="Batches that are timed; the median counts.")] = 50,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: all there are.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The figures as JSON. Default: in the (first) folder.")] = None,
+    repeat: Annotated[
+        int, typer.Option(min=1, metavar="NUMBER", help="Batches that are timed; the median is reported.")
+    ] = 50,
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu or cuda. Default: all there are.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON file for the times. Default: in the first folder.")
+    ] = None,
 ) -> None:
-    """Milliseconds per batch of the models of some runs: dense, factorised, sparse, and the fastest form per layer.
+    """Measure the inference latency of models.
 
-    Without a client it is the global model, as in the paper's table.
+    Every model is timed dense, factorised, sparse, and with the fastest form of every layer. Without a client it is
+    the global model, as in the paper's table.
     """
     target = out or folders[0] / ("latency.json" if client is None else f"latency-client-{client}.json")
-    if out is not None:
-        require_file("--out", target, "latency.json")
+    if target.is_dir() or (out is not None and not out.parent.is_dir()):
+        # Before a measurement that takes minutes.
+        raise FedslrError(f"--out: got {target}, expected a file in a folder that exists, such as latency.json")
     with_, under = runtimes(device), latencies.conditions(batch, repeat, client)
     found = []
     for row in latencies.measured_rows(folders, client, batch, repeat, with_, warn):

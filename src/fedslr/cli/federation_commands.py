@@ -8,24 +8,24 @@ from typing import Annotated, Any
 
 import typer
 
-from fedslr.cli.arguments import Changes
+from fedslr.cli.arguments import AsJson, Changes, Resume
+from fedslr.cli.printing import print_json
 from fedslr.core.errors import FedslrError, Interrupted
 from fedslr.deploy import options, predict
 from fedslr.deploy.database import FILE, Database, open_database
 from fedslr.deploy.lifecycle import FAILURE_FILE, TAKEOVER_SECONDS, require_same_run
 from fedslr.report.number_text import percent
+from fedslr.run.recipe_library import find_recipe
 from fedslr.storage.locks import is_taken
 
-app = typer.Typer(
-    help="Federations on several machines, carried by Flower (pip install 'fedslr[deploy]').", rich_markup_mode=None
-)
-Run = Annotated[Path, typer.Argument(help="The run folder, on the SuperLink's machine.")]
-Client = Annotated[int, typer.Argument(help="The client's number.")]
-Connection = Annotated[str, typer.Option("--superlink", help="A connection of Flower's config.toml.")]
+app = typer.Typer(help="Run federations on several machines, with Flower.", rich_markup_mode=None)
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder, on the SuperLink's machine.")]
+ClientNumber = Annotated[int, typer.Argument(metavar="CLIENT", help="The client's number.")]
+Connection = Annotated[str, typer.Option("--superlink", metavar="NAME", help="A connection of Flower's config.toml.")]
 
 
 def require_flower() -> None:
-    """One plain line where Flower is not installed."""
+    """Refuse a command that needs Flower if it is not installed."""
     try:
         import flwr  # noqa: F401
     except ImportError:
@@ -34,11 +34,14 @@ def require_flower() -> None:
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for everything.")] = Path("runs/federation"),
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; 3 unless given.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the federation in the folder.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for everything.")] = Path("runs/federation"),
+    rounds: Annotated[int | None, typer.Option(min=1, metavar="NUMBER", help="Rounds. Default: 3.")] = None,
+    resume: Resume = False,
 ) -> None:
-    """A whole federation on this machine: TLS, keys, a SuperLink, three nodes with their own data."""
+    """Run a whole federation on this machine.
+
+    It has TLS, keys, a SuperLink, and three nodes with their own data.
+    """
     require_flower()
     from fedslr.deploy import loopback
 
@@ -56,8 +59,10 @@ def demo(
 
 @app.command()
 def certificates(
-    folder: Annotated[Path, typer.Argument(help="Folder for ca.crt, server.crt and server.key.")],
-    host: Annotated[list[str], typer.Option(help="A name or address the SuperLink is reached by. Repeatable.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for ca.crt, server.crt and server.key.")],
+    host: Annotated[
+        list[str], typer.Option(metavar="HOST", help="A name or address of the SuperLink's machine. Repeatable.")
+    ],
 ) -> None:
     """Make the certificates of a federation."""
     require_flower()
@@ -68,7 +73,9 @@ def certificates(
 
 
 @app.command()
-def key(path: Annotated[Path, typer.Argument(help="File for the private key; the public one gets .pub.")]) -> None:
+def key(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File for the private key; the public one gets .pub.")],
+) -> None:
     """Make a node's key."""
     require_flower()
     from fedslr.deploy import keys
@@ -79,13 +86,13 @@ def key(path: Annotated[Path, typer.Argument(help="File for the private key; the
 
 @app.command()
 def start(
-    recipe: Annotated[Path, typer.Argument(help="A TOML recipe with a table `federation`.")],
-    out: Annotated[Path, typer.Option(help="Run folder, on the SuperLink's machine.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML recipe with a table `federation`.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder, on the SuperLink's machine.")],
     changes: Changes = None,
     superlink: Connection = "fedslr",
 ) -> None:
     """Begin a federation: ask a SuperLink to run it."""
-    asked = options.read(recipe, changes or [])
+    asked = options.read(find_recipe(recipe), changes or [])
     asked.require_sound()
     require_flower()
     if is_taken(out):
@@ -98,7 +105,7 @@ def start(
 
 @app.command()
 def resume(out: Run, superlink: Connection = "fedslr") -> None:
-    """Go on with a federation from its last finished round, whatever stopped it."""
+    """Go on with a federation from its last finished round."""
     require_flower()
     database = _database(out)
     rounds, done = options.from_text(database.fact("recipe")).recipe.settings.rounds, database.fact("done")
@@ -128,45 +135,84 @@ def _submit(text: str, out: Path, superlink: str) -> None:
 
 
 @app.command()
-def status(out: Run) -> None:
-    """Where a federation stands: its rounds, its clients, what stopped it."""
-    database = _database(out)
-    asked, records = options.from_text(database.fact("recipe")), database.records()
-    typer.echo(f"run {database.fact('run')}: {database.fact('done')} of {asked.recipe.settings.rounds} rounds are done")
-    measured = next((r for r in reversed(records) if r.get("accuracy_personal") is not None), None)
-    if measured is not None:
-        shared, own = percent(measured.get("accuracy_global")), percent(measured["accuracy_personal"])
+def status(out: Run, as_json: AsJson = False) -> None:
+    """Show the rounds, the clients and the server's state."""
+    now = _standing(out)
+    if as_json:
+        print_json(now)
+        return
+    typer.echo(f"run {now['run']}: {now['done']} of {now['rounds']} rounds are done")
+    if (measured := now["evaluation"]) is not None:
+        shared, own = percent(measured["accuracy_global"]), percent(measured["accuracy_personal"])
         typer.echo(f"after round {measured['round']}: global {shared}, personal {own}")
+    for member in now["clients"]:
+        rounds = member["counted_in"]
+        last = f"counted in {len(rounds)} rounds, last in {rounds[-1]}" if rounds else "not counted yet"
+        node = "waits for a node" if member["node"] is None else f"node {member['node'][:16]}"
+        leaving = ", leaving" if member["leaving"] else ""
+        typer.echo(f"client {member['client']}: {node}, {member['examples']} samples, {last}{leaving}")
+    for refusal in now["refused"]:
+        typer.echo(f"did not count: a message of {refusal['sender']} in round {refusal['round']}: {refusal['why']}")
+    joined, awaited = len(now["clients"]), now["awaited"]
+    if not now["done"] and joined < awaited:
+        typer.echo(f"{joined} of {awaited} clients have joined; the first round waits for the others")
+    if now["server_at_work"]:
+        typer.echo("a server is at work on it")
+    elif now["failure"] is not None:
+        typer.echo(f"stopped: {now['failure']}")
+    elif now["done"] < now["rounds"]:
+        typer.echo(f"no server is at work on it; go on with: {_resuming(out)}")
+
+
+def _standing(out: Path) -> dict[str, Any]:
+    """Return the state of a federation as `status --json` prints it."""
+    database = _database(out)
+    recipe = options.from_text(database.fact("recipe")).recipe
     counted: dict[int, list[int]] = {}
     for client, number, *_ in database.counted():
         counted.setdefault(client, []).append(number + 1)
-    members = database.members()
-    for member in members.values():
-        rounds = counted.get(member.number, [])
-        last = f"counted in {len(rounds)} rounds, last in {rounds[-1]}" if rounds else "not counted yet"
-        who = "waits for a node" if member.identity is None else f"node {member.identity[:16]}"
-        leaving = ", leaving" if member.leaving else ""
-        typer.echo(f"client {member.number}: {who}, {member.examples} samples, {last}{leaving}")
-    for sender, (number, why) in database.refused().items():
-        typer.echo(f"did not count: a message of {sender} in round {number}: {why}")
-    joined, awaited = len(members), asked.recipe.data.clients
-    if not database.fact("done") and joined < awaited:
-        typer.echo(f"{joined} of {awaited} clients have joined; the first round waits for the others")
-    if is_taken(out):
-        typer.echo("a server is at work on it")
-    elif (out / FAILURE_FILE).exists():
-        typer.echo("stopped: " + (out / FAILURE_FILE).read_text("utf-8").strip())
-    elif database.fact("done") < asked.recipe.settings.rounds:
-        typer.echo(f"no server is at work on it; go on with: {_resuming(out)}")
+    measured = next((r for r in reversed(database.records()) if r.get("accuracy_personal") is not None), None)
+    shown = ("round", "accuracy_global", "accuracy_personal")
+    return {
+        "run": database.fact("run"),
+        "done": database.fact("done"),
+        "rounds": recipe.settings.rounds,
+        "evaluation": None if measured is None else {key: measured.get(key) for key in shown},
+        "awaited": recipe.data.clients,
+        "clients": [
+            {
+                "client": member.number,
+                "node": member.identity,
+                "examples": member.examples,
+                "counted_in": counted.get(member.number, []),
+                "leaving": member.leaving,
+            }
+            for member in database.members().values()
+        ],
+        "refused": [{"sender": who, "round": at, "why": why} for who, (at, why) in database.refused().items()],
+        "server_at_work": is_taken(out),
+        "failure": _failure(out),
+    }
+
+
+def _failure(out: Path) -> str | None:
+    """Return why the last start of the server failed, or None."""
+    path = out / FAILURE_FILE
+    return path.read_text("utf-8").strip() if path.exists() else None
 
 
 @app.command()
 def remove(
     out: Run,
-    client: Client,
-    undo: Annotated[bool, typer.Option("--undo", help="Let it stay after all, if it has not left yet.")] = False,
+    client: ClientNumber,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Let the client stay after all, if it has not left yet.")
+    ] = False,
 ) -> None:
-    """Have a client leave before the next round; it takes its share of the server's mean with it."""
+    """Make a client leave before the next round.
+
+    The server's mean over the clients then no longer counts it.
+    """
     _database(out).set_leaving(client, not undo)
     if undo:
         typer.echo(f"client {client} stays")
@@ -177,34 +223,42 @@ def remove(
 
 
 @app.command()
-def release(out: Run, client: Client) -> None:
-    """Give a client's number to the next node that claims it: its machine or its key was replaced."""
+def release(out: Run, client: ClientNumber) -> None:
+    """Give a client's number to the next node that claims it.
+
+    This is for a client whose machine or key was replaced.
+    """
     _database(out).release(client)
-    typer.echo(f"client {client} is whoever claims that number next")
+    typer.echo(f"the next node that claims number {client} is client {client}")
 
 
 def _resuming(out: Path) -> str:
-    """The command that goes on with a run: a demo brings its SuperLink and its nodes along."""
+    """Return the command that goes on with a run; a demo also starts its SuperLink and its nodes."""
     demo = out.name == "run" and all((out.parent / name).is_dir() for name in ("flower", "keys", "node-0"))
     return f"fedslr federation demo --out {out.parent} --resume" if demo else f"fedslr federation resume {out}"
 
 
 def _database(out: Path) -> Database:
+    """Return the database of a run folder; refuse a folder without one."""
     there = (out / FILE).exists()
     database = Database(out) if there else None
     if database is None or not database.exists:
-        failure = out / FAILURE_FILE
-        why = f"; its start failed: {failure.read_text('utf-8').strip()}" if failure.exists() else ""
+        why = f"; its start failed: {failure}" if (failure := _failure(out)) else ""
         raise FedslrError(f"{out}: holds no federation ({FILE} is {'empty' if there else 'missing'}){why}")
     return database
 
 
 def predict_command(
     inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="A .npy file, or a .npz file with an array x.")],
-    store: Annotated[Path, typer.Option(help="The node's store.")],
-    probabilities: Annotated[bool, typer.Option("--probabilities", help="Also print those of all classes.")] = False,
+    store: Annotated[Path, typer.Option(metavar="FOLDER", help="The node's store.")],
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Also print the probabilities of all classes.")
+    ] = False,
 ) -> None:
-    """Predict with a node's personal model: one line of JSON per input."""
+    """Predict with a node's personal model.
+
+    One line of JSON is printed per input.
+    """
     found = predict.scores(store, predict.read_inputs(inputs))
     for label, row in zip(found.argmax(1).tolist(), found.softmax(1).tolist(), strict=True):
         line: dict[str, Any] = {"label": label}

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
+import click
 import typer
 import typer.core
 
+from fedslr.algorithms import FedSLR
 from fedslr.cli import (
     data_commands,
+    doctor,
     experiment_commands,
     export_commands,
     federation_commands,
-    method_commands,
     report_commands,
     run_commands,
 )
@@ -25,6 +29,7 @@ from fedslr.core.errors import INTERRUPTED, FedslrWarning, Interrupted, show_tra
 from fedslr.core.version import __version__
 from fedslr.engine import distributed
 from fedslr.run.jobs import error_line
+from fedslr.run.recipe_text import paths_of
 
 # Help is plain text; before 0.21 typer escapes brackets for rich in it wherever rich is installed.
 typer.core.HAS_RICH = False
@@ -32,12 +37,34 @@ typer.core.HAS_RICH = False
 app = typer.Typer(
     help="Personalized federated learning: a low-rank global model plus a sparse personal part per client.",
     invoke_without_command=True,
-    context_settings={"max_content_width": 110},
-    add_completion=False,
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-RESUMABLE_COMMANDS = {"run", "compare", "sweep"}
+RESUMABLE_COMMANDS = {"run", "compare", "sweep", "demo"}
+KEYS_BY_OTHER_NAMES = {
+    "algorithm": "algorithm.name",
+    "method": "algorithm.name",
+    "data": "data.name",
+    "dataset": "data.name",
+    "model": "model.name",
+    "clients": "data.clients",
+    "learning_rate": "lr",
+}
+"""The keys of a recipe by the names of options that users expect."""
+WAYS_OUT = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EACCES: "change its permissions, or choose another path",
+    errno.EPERM: "change its permissions, or choose another path",
+    errno.EROFS: "choose a path that can be written",
+    errno.EEXIST: "choose another path",
+    errno.ENOTDIR: "choose another path",
+    errno.EISDIR: "name a file",
+    errno.ENOENT: "create it, or choose another path",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""The advice on a failure of the file system."""
 
 
 def _version(asked: bool) -> None:
@@ -58,23 +85,27 @@ def _options(
         typer.echo(context.get_help())
 
 
-for command in (
-    run_commands.run,
-    experiment_commands.compare,
-    experiment_commands.sweep,
-    report_commands.show,
-    report_commands.report,
-    report_commands.figures,
-    report_commands.watch,
-    method_commands.algorithms,
-    method_commands.recipe,
-    export_commands.export,
-    export_commands.latency,
-):
-    app.command()(command)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": experiment_commands.demo,
+    "run": run_commands.run,
+    "compare": experiment_commands.compare,
+    "sweep": experiment_commands.sweep,
+    "show": report_commands.show,
+    "report": report_commands.report,
+    "figures": report_commands.figures,
+    "watch": report_commands.watch,
+    "algorithms": run_commands.algorithms,
+    "recipes": run_commands.list_recipes,
+    "recipe": run_commands.recipe,
+    "export": export_commands.export,
+    "latency": export_commands.latency,
+    "predict": federation_commands.predict_command,
+    "doctor": doctor.doctor,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 app.add_typer(data_commands.app, name="data")
 app.add_typer(federation_commands.app, name="federation")
-app.command("predict")(federation_commands.predict_command)
 
 
 def main() -> None:
@@ -85,7 +116,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     _show_warnings_in_a_line()
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="fedslr", standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
@@ -103,17 +134,39 @@ def main() -> None:
 
 def _leave_with(error: Exception) -> None:
     """Print one line about an error and exit; show the traceback of a defect of ours."""
-    message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
-    if message is not None and code is not None:
+    if isinstance(error, click.ClickException):
         # An error of the parser of the command line, which has its own message and exit code.
-        _leave(f"error: {message()} (see fedslr --help)" if message() else "", code)
+        message = error.format_message()
+        _leave(f"error: {message} ({_advice(error)})" if message else "", error.exit_code)
     if line := error_line(error):
         show_traceback(error)
         _leave(f"error: {line}", 2)
     if isinstance(error, OSError):
-        _leave(f"error: {error.filename or 'output'}: {error.strerror or error}", 2)
+        todo = WAYS_OUT.get(error.errno or 0, "correct that, then try again")
+        _leave(f"error: {error.filename or 'output'}: {error.strerror or error}; {todo}", 2)
     distributed.speaks()
     raise error
+
+
+def _advice(error: click.ClickException) -> str:
+    """Return what to do about a wrong command line: the recipe's key that an unknown option names, or the help."""
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption) and context and any(p.name == "changes" for p in context.command.params):
+        name = error.option_name.lstrip("-").replace("-", "_")
+        key = KEYS_BY_OTHER_NAMES.get(name, name)
+        if paths_of(key, FedSLR):
+            return f"{key} is a key of the recipe: --set {key}={_value_of(error.option_name)}"
+    return f"see {context.command_path if context else 'fedslr'} --help"
+
+
+def _value_of(option: str) -> str:
+    """Return the value that was given to an option on the command line."""
+    words = sys.argv[1:]
+    for word, after in zip(words, [*words[1:], "VALUE"], strict=True):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else after
+    return "VALUE"
 
 
 def _show_warnings_in_a_line() -> None:

@@ -1,9 +1,11 @@
-"""Tables and summaries in the terminal."""
+"""Tables, summaries and JSON in the terminal."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import typer
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
 from rich.padding import Padding
@@ -66,6 +68,11 @@ def _fitted(made: TextTable, room: int) -> list[int]:
     while sum(widths) > room:
         widths[max(range(len(widths)), key=lambda i: widths[i] - least[i])] -= 1
     return [width - 1 for width in widths]
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON, for scripts."""
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 def print_summary(summary: dict[str, Any], records: list[dict[str, Any]], width: int) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedslr.cli.arguments import Clients, Pick, check_accuracy, require_known, split_words
+from fedslr.cli.arguments import AsJson, Client, Clients, Pick, RunFolders, check_accuracy, require_known, split_words
 from fedslr.cli.display import warn
-from fedslr.cli.printing import print_table
+from fedslr.cli.printing import print_json, print_table
 from fedslr.core.durable import disk_errors, write_durably
 from fedslr.core.errors import FedslrError
 from fedslr.report import paper_figures
@@ -26,18 +26,27 @@ from fedslr.storage import statistics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Folders = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold such.")]
 PICTURES = ("png", "pdf", "svg")
 
 
 def show(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or folders that hold such.")],
-    plot: Annotated[Path | None, typer.Option(help="Also draw accuracy over rounds to this PNG, PDF or SVG.")] = None,
+    folders: RunFolders,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw accuracy over rounds to this PNG, PDF or SVG.")
+    ] = None,
     pick: Pick = "last",
     clients: Clients = "all",
-    format: Annotated[str, typer.Option(help="text, markdown, csv or latex.")] = "text",
+    format: Annotated[str, typer.Option(metavar="FORMAT", help="text, markdown, csv or latex.")] = "text",
+    as_json: AsJson = False,
 ) -> None:
-    """Put finished runs side by side: mean ± standard deviation over seeds."""
+    """Put finished runs side by side.
+
+    Figures are means ± standard deviations over seeds. With --json every run is printed, finished or not.
+    """
+    if as_json:
+        found = find_runs(folders, unfinished=True)
+        print_json([{"folder": str(run.folder), "finished": run.finished, **run.summary} for run in found])
+        return
     check_accuracy(pick, clients)
     require_known("--format", format, ("text", "markdown", "csv", "latex"))
     if plot is not None:
@@ -55,14 +64,18 @@ def show(
 
 
 def report(
-    folders: Folders,
+    folders: RunFolders,
     out: Annotated[
-        Path | None, typer.Option(help="The file. Default: report.html in the folder, or here if there are several.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The file. Default: report.html in the folder, or here for several folders."),
     ] = None,
     pick: Pick = "last",
     clients: Clients = "all",
 ) -> None:
-    """Write report.html: one file that shows a run, a comparison or a sweep, finished or not."""
+    """Write the HTML report of runs to one file.
+
+    It shows a run, a comparison or a sweep, finished or not.
+    """
     check_accuracy(pick, clients)
     path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     write_report(folders, path, pick, clients)
@@ -70,15 +83,27 @@ def report(
 
 
 def figures(
-    folders: Folders,
-    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("figures"),
-    only: Annotated[str | None, typer.Option(help=f"Some of them: {','.join(paper_figures.FIGURES)}.")] = None,
-    format: Annotated[str, typer.Option(help="pdf, png or svg, or several, separated by commas.")] = "pdf,png",
-    client: Annotated[int | None, typer.Option(help="tsne: whose samples. Default: who has the most labels.")] = None,
-    bandwidth: Annotated[float, typer.Option(help="communication: Mbit/s of a client's line.")] = 10.0,
-    latency: Annotated[float, typer.Option(help="communication: milliseconds that a message is under way.")] = 20.0,
+    folders: RunFolders,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the figures.")] = Path("figures"),
+    only: Annotated[
+        str | None, typer.Option(metavar="FIGURE,…", help=f"Some of them: {', '.join(paper_figures.FIGURES)}.")
+    ] = None,
+    format: Annotated[
+        str, typer.Option(metavar="FORMAT,…", help="pdf, png or svg, or several, separated by commas.")
+    ] = "pdf,png",
+    client: Client = None,
+    bandwidth: Annotated[
+        float, typer.Option(metavar="MBIT/S", help="communication: bandwidth of a client's connection.")
+    ] = 10.0,
+    latency: Annotated[
+        float, typer.Option(metavar="MS", help="communication: milliseconds that a message takes to arrive.")
+    ] = 20.0,
 ) -> None:
-    """Draw the paper's figures for papers: accuracy, violin, t-SNE, communication time, sensitivity."""
+    """Draw the paper's figures from runs.
+
+    The figures are accuracy, violin, t-SNE, communication time, sensitivity and their like. For t-SNE, the default
+    client is the one with the most labels.
+    """
     names = list(paper_figures.FIGURES) if only is None else split_words(only)
     suffixes = split_words(format)
     for name in names:
@@ -101,14 +126,19 @@ def figures(
         for suffix in suffixes:
             save(figure, out / f"{name}.{suffix}")
     if not drawn:
-        raise FedslrError("figures: nothing could be drawn from these runs")
+        raise FedslrError("figures: nothing could be drawn from these runs; the lines above say why")
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, or of several, that may still be under way.")],
-    port: Annotated[int, typer.Option(min=0, max=2**16 - 1, help="Port on this machine; 0 takes a free one.")] = 8000,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of runs that may still be training.")],
+    port: Annotated[
+        int, typer.Option(min=0, max=2**16 - 1, metavar="PORT", help="Port on this machine; 0 takes a free one.")
+    ] = 8000,
 ) -> None:
-    """Serve the report of a run on this machine, renewed as rounds come in. Ctrl-C ends it."""
+    """Serve the live report of a run on this machine.
+
+    The page is renewed after every round. Ctrl-C ends the server.
+    """
     find_runs([folder], unfinished=True)
     with ReportServer(folder, port) as server:
         signals = received_signals()

@@ -20,7 +20,7 @@ from fedslr.deploy.server import Coordinator
 from fedslr.engine import contract, selection
 from fedslr.engine.aggregation import first_server_state
 from fedslr.report.html_report import write_report
-from fedslr.run.resumption import difference, fixed_on_resume
+from fedslr.run.folders import difference, fixed_on_resume
 from fedslr.run.summary import Figures, full_ranks, summarize
 from fedslr.storage.run_folder import RunFolder
 

@@ -20,7 +20,7 @@ from fedslr.report.result_tables import Table
 from fedslr.report.run_groups import group_runs
 from fedslr.report.saved_runs import find_runs
 from fedslr.run.reopen import open_run
-from fedslr.run.result import Result
+from fedslr.run.result import Result, find_client
 
 VARIANTS = ("dense", "factorised", "sparse", "chosen")
 Row = dict[str, Any]
@@ -53,7 +53,7 @@ def measure(result: Result, source: LayeredModel, repeat: int, runtimes: Sequenc
 
 
 def measured_rows(
-    folders: Sequence[Path], client: int | None, batch: int, repeat: int, runtimes: Sequence[Runtime], warn: Warn
+    folders: Sequence[Path], client: str | None, batch: int, repeat: int, runtimes: Sequence[Runtime], warn: Warn
 ) -> Iterator[Row]:
     """Yield the figures of the models of some runs, one after another."""
     for group in group_runs(find_runs(folders)):
@@ -63,7 +63,8 @@ def measured_rows(
             if client is None and not result.has_global_model:
                 warn(f"left out: {run.folder}: {run.summary['algorithm']} has no global model (see --client)")
                 continue
-            row = measure(result, model_of_run(result, client, batch), repeat, runtimes, warn)
+            number = None if client is None else find_client(client, result.federation)
+            row = measure(result, model_of_run(result, number, batch), repeat, runtimes, warn)
             yield {"run": str(run.folder), "labels": {**group.labels, **seed}, **row}
 
 
@@ -82,7 +83,7 @@ def latency_table(found: Sequence[Row]) -> Table:
     return Table([*labels, "parameters", "file", *(f"{key} {name}" for key, name in columns)], rows, len(labels))
 
 
-def conditions(batch: int, repeat: int, client: int | None) -> Mapping[str, Any]:
+def conditions(batch: int, repeat: int, client: str | None) -> Mapping[str, Any]:
     """Return the conditions of a measurement: the model, the batch and the machine."""
     return {
         "model": "global" if client is None else f"client {client}",

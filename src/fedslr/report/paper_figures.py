@@ -35,13 +35,13 @@ MAX_NAME_LETTERS = 50
 class Options(NamedTuple):
     """Settings of the figures."""
 
-    client: int | None = None
+    client: int | str | None = None
     """The client of the t-SNE figure; by default the one with the most labels."""
     megabits: float = 10.0
     """Bandwidth of a client's connection in Mbit/s, the same in both directions."""
     milliseconds: float = 20.0
     """Delay of a message."""
-    represent: Callable[[Run, int | None], Any] = lambda run, client: None
+    represent: Callable[[Run, int | str | None], Any] = lambda run, client: None
     """Opens a run and returns one client's samples as its models see them."""
     report: Callable[[str], None] = lambda text: None
     """Receives a line on every run that a figure leaves out."""

@@ -1,4 +1,4 @@
-"""`run`: a method, a federation and a model in; a trained result out."""
+"""`run`: train a method on a federation, from Python or from a recipe."""
 
 from __future__ import annotations
 
@@ -46,26 +46,33 @@ def run(
     """Train a federation and return its models and figures.
 
     In a script started by torchrun every process calls `run` with the same arguments. The clients are then divided
-    between the processes, and the first one writes the folder.
+    between the processes, and the first process writes the folder.
 
     Args:
         algorithm: The method, such as `fedslr.FedSLR()`.
         federation: The clients' data, from `fedslr.load` or `Federation.from_arrays`.
         model: The name of a model, or an `nn.Module` whose weights are the starting point.
         out: The folder of the run. Without one nothing is written, and the run cannot be resumed.
-        resume: Go on with the run in `out`.
+        resume: Whether to go on with the run in `out`.
         loss: The name of a loss, or a function of a batch's outputs and labels that returns their mean loss.
         on_round: Called with the record of every finished round.
-        should_stop: Asked after every round; if true, the run saves and raises `Interrupted`. Without it, Ctrl-C ends
-            a run that has a folder after its round.
+        should_stop: Asked after every round; if it returns true, the run saves and raises `Interrupted`. Without it,
+            ctrl-C ends a run that has a folder after its current round.
         warn: Called with every warning; by default warnings go through Python's `warnings`.
-        track: Trackers that receive every round: tensorboard, mlflow, wandb.
+        track: The trackers that receive every round: tensorboard, mlflow, wandb.
         **settings: The fields of `fedslr.Settings`, such as rounds, clients_per_round, lr, batch_size, epochs, seed,
             device and dtype. `selection` may be a function, see `fedslr.engine.selection`.
+
+    Returns:
+        The models and figures of the run.
 
     Raises:
         FedslrError: The request or the folder is wrong, or training diverged.
         Interrupted: `should_stop` ended the run; it can be resumed.
+
+    Example:
+        federation = fedslr.load("digits", clients=20)
+        result = fedslr.run(fedslr.FedSLR(), federation, model="cnn", rounds=30, clients_per_round=5)
     """
     if not isinstance(algorithm, Algorithm) or not isinstance(federation, Federation):
         got = f"{algorithm!r} and a {type(federation).__name__}"
@@ -114,17 +121,15 @@ def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None 
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Replace torch's own types and functions by the names that recipes use."""
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    plain = dict(settings)
-    if isinstance(plain.get("dtype"), torch.dtype):
-        plain["dtype"] = names.get(plain["dtype"], str(plain["dtype"]))
-    if isinstance(plain.get("device"), torch.device):
-        plain["device"] = str(plain["device"])
-    for name in ("selection", "loss"):
-        if callable(plain.get(name)):
-            plain[name] = CUSTOM
-    return plain
+    """Replace torch's own types, and functions, by the names that recipes use."""
+    names: dict[Any, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+    def named(key: str, value: Any) -> Any:
+        if isinstance(value, torch.dtype | torch.device):
+            return names.get(value, str(value))
+        return CUSTOM if key in ("selection", "loss") and callable(value) else value
+
+    return {key: named(key, value) for key, value in settings.items()}
 
 
 def _model_name(model: str | nn.Module) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,16 +16,13 @@ from fedslr.run import folders, recipes
 from fedslr.run.jobs import Job
 from fedslr.run.recipes import Recipe
 
-MAX_FOLDER_NAME = 230
-"""Characters of a folder's name that describe a run; file systems allow 255, with the seed."""
-
 
 def comparison(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], out: Path) -> list[Job]:
     """Return a job for every method and seed. A method takes the recipe's hyperparameters for it, or its defaults."""
     chosen = [recipe.method(name) for name in methods]
     _require_distinct("methods", [method.name for method in chosen], "fedslr,fedavg")
     jobs = []
-    for method, seed in itertools.product(chosen, checked_seeds(seeds)):
+    for method, seed in itertools.product(chosen, seeds):
         name = f"{method.name}-seed{seed}"
         jobs.append(Job(name, replace(with_seed(recipe, seed), algorithm=method), out / _folder_name(name)))
     return jobs
@@ -35,9 +31,10 @@ def comparison(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], out
 def sweep(recipe: Recipe, over: Mapping[str, Sequence[Any]], seeds: Sequence[int], out: Path) -> list[Job]:
     """Return a job for every combination of the given values, with every seed."""
     paths = [recipe.locate(key) for key in over]
-    _require_distinct("--over", paths, "key=value,value")
-    for key, values in over.items():
-        _require_distinct(f"--over {key}", values, f"{key}=value,value")
+    for key, path in zip(over, paths, strict=True):
+        if paths.count(path) > 1:
+            raise FedslrError(f"{key}: {path} is given twice; leave one out")
+        _require_distinct(key, over[key], f"{key}=value,value")
     jobs = []
     for values in itertools.product(*over.values()):
         table = recipe.to_table()
@@ -45,21 +42,18 @@ def sweep(recipe: Recipe, over: Mapping[str, Sequence[Any]], seeds: Sequence[int
             recipes.change(table, path, value)
         changed = replace(recipes.complete(table), fixed_split=recipe.fixed_split)
         words = "-".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(over, values, strict=True))
-        for seed in checked_seeds(seeds):
+        for seed in seeds:
             home = out / f"{_folder_name(words)}-seed{seed}"
             jobs.append(Job(f"{words}-seed{seed}", with_seed(changed, seed), home))
     return jobs
 
 
 def _folder_name(words: str) -> str:
-    """Return words as part of a folder's name; long ones are cut, and a digest of all of them keeps them distinct."""
-    name = quote(words, safe="=,+ ")
-    if len(name) <= MAX_FOLDER_NAME:
-        return name
-    return f"{name[: MAX_FOLDER_NAME - 13]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return quote(words, safe="=,+ ")
 
 
 def checked_seeds(seeds: Sequence[int]) -> Sequence[int]:
+    """Refuse seeds that are no whole numbers, or are given twice."""
     _require_distinct("seeds", seeds, "0,1,2")
     return [schema.check_value("seeds", seed, Annotated[int, seed_range]) for seed in seeds]
 
@@ -82,5 +76,6 @@ def require_fresh(jobs: Iterable[Job], resume: bool) -> None:
     if there and not resume:
         home = there[0].folder.parent
         raise FedslrError(f"out: {home} already holds runs ({there[0].name}); go on with --resume, or choose another")
-    if refusal := next(filter(None, (folders.other_run(job.folder, job.recipe) for job in there)), None):
-        raise FedslrError(refusal)
+    for job in there:
+        config = replace(job.recipe, settings=job.recipe.settings.settled()).to_toml()
+        folders.require_same_run(job.folder, config, job.recipe.algorithm)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from fedslr.core import schema
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError
 from fedslr.core.group import Group
+from fedslr.core.schema import flatten
 from fedslr.report.saved_runs import read_run
-from fedslr.run.recipes import Recipe
-from fedslr.run.resumption import difference, fixed_on_resume
+from fedslr.run.recipe_text import dotted
 from fedslr.storage.run_folder import LEDGER, RunFolder, SharedFolder
+
+RESUMABLE = {"rounds", "device", "store", "memory_budget", "evaluate_every", "checkpoint_every", "checkpoint_minutes"}
+"""The settings that may change when a run is resumed: they change no round that was already made."""
 
 
 def open_together(
@@ -22,8 +27,8 @@ def open_together(
     if not group.first:
         group.wait()
         return SharedFolder(path)
-    if refusal := _refusal(path, resume) or _other_run(path, config, algorithm):
-        raise FedslrError(refusal)
+    _require_free(path, resume)
+    require_same_run(path, config, algorithm)
     folder = RunFolder(path)
     if group.size > 1:
         folder.share()
@@ -31,34 +36,33 @@ def open_together(
     return folder
 
 
-def _refusal(path: Path, resume: bool) -> str | None:
-    """Return why a run may not use a folder, or None."""
+def _require_free(path: Path, resume: bool) -> None:
+    """Refuse a folder that this run may not use."""
     if resume and not path.exists():
-        return f"resume: {path} holds no run to resume"
+        raise FedslrError(f"resume: {path} holds no run to resume; leave resume out to start one")
     if (path / LEDGER).exists():
-        return f"out: {path} is the folder of a federation; go on with fedslr federation resume"
+        raise FedslrError(f"out: {path} is the folder of a federation; go on with fedslr federation resume {path}")
     if not resume and (has_rounds(path) or (path / "summary.json").exists()):
-        return f"out: {path} already holds a run; resume it (--resume, resume=True) or choose another folder"
+        raise FedslrError(f"out: {path} already holds a run; resume it (--resume, resume=True) or choose another")
     if not (path / "config.toml").exists() and any(has_rounds(p.parent) for p in path.glob("*/config.toml")):
-        return f"out: {path} holds the runs of a comparison or a sweep; choose another folder"
-    return None
+        raise FedslrError(f"out: {path} holds the runs of a comparison or a sweep; choose another folder")
 
 
-def other_run(path: Path, recipe: Recipe) -> str | None:
-    """Return why a recipe may not resume the run in a folder, or None."""
-    return _other_run(path, replace(recipe, settings=recipe.settings.settled()).to_toml(), recipe.algorithm)
-
-
-def _other_run(path: Path, config: str, algorithm: Algorithm[Any, Any, Any]) -> str | None:
+def require_same_run(path: Path, config: str, algorithm: Algorithm[Any, Any, Any]) -> None:
+    """Refuse a recipe that differs from that of the run in a folder."""
     # Nothing is kept of an attempt that finished no round, so another run may take its place.
     if not has_rounds(path):
-        return None
+        return
     kept = path / "config.toml"
     try:
         changed = difference(kept.read_text("utf-8"), config, algorithm.name, fixed_on_resume(algorithm))
+    except FileNotFoundError:
+        raise FedslrError(f"resume: {kept} is missing; restore it, or choose another folder") from None
     except (OSError, ValueError) as error:
-        return f"resume: {kept} cannot be read: {error}; restore it"
-    return f"resume: {path} holds another run: {changed}; choose another folder" if changed else None
+        why = getattr(error, "strerror", None) or f"it is not valid TOML: {error}"
+        raise FedslrError(f"resume: {kept} cannot be read: {why}; restore it") from None
+    if changed:
+        raise FedslrError(f"resume: {path} holds another run: {changed}; choose another folder")
 
 
 def has_results(path: Path) -> bool:
@@ -75,3 +79,19 @@ def has_rounds(path: Path) -> bool:
     metrics_file = path / "metrics.jsonl"
     manifests = path / "checkpoint"
     return (metrics_file.exists() and metrics_file.stat().st_size > 0) or any(manifests.glob("manifest-*.json"))
+
+
+def fixed_on_resume(algorithm: Algorithm[Any, Any, Any]) -> list[str]:
+    """Return the settings that may not change when a run of this method is resumed."""
+    return ["rounds"] if algorithm.planned else []
+
+
+def difference(old: str, new: str, method: str, fixed: Collection[str] = ()) -> str | None:
+    """Return the first key in which two recipes may not differ if one resumes the other, with both values, or None."""
+    before, after = (flatten(tomllib.loads(text)) for text in (old, new))
+    allowed = {dotted(k) for k in RESUMABLE} - set(fixed)
+    for key in sorted(before.keys() | after.keys(), key=lambda key: (key != "algorithm.name", key)):
+        if key not in allowed and before.get(key) != after.get(key):
+            why = f"; rounds of {method} depend on it from the first on" if key in map(dotted, fixed) else ""
+            return f"{key} was {schema.show(before.get(key))}, now {schema.show(after.get(key))}{why}"
+    return None

@@ -1,14 +1,27 @@
-"""Jobs: the runs of an experiment, each with a folder of its own."""
+"""Jobs, the runs of an experiment: one after the other, or several at once in worker processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from fedslr.core import plugins
 from fedslr.core.errors import FedslrError, Interrupted, show_traceback
-from fedslr.core.machine import machine_failure
+from fedslr.core.interrupts import STOP_SIGNALS
+from fedslr.core.machine import cores, machine_failure
+from fedslr.data import decode_to_cache
 from fedslr.run import api
 from fedslr.run.recipes import Recipe
 from fedslr.storage.record import Record
@@ -51,7 +64,7 @@ Notify = Callable[[JobProgress | JobWarning], None]
 
 
 def run_job(job: Job, notify: Notify, should_stop: Callable[[], bool]) -> JobOutcome:
-    """Run one job, or what is left of it."""
+    """Run one job, or the rounds that are left of it."""
 
     def on_round(record: Record) -> None:
         notify(JobProgress(job.name, record.round, record.accuracy_global, record.accuracy_personal))
@@ -75,5 +88,113 @@ def run_job(job: Job, notify: Notify, should_stop: Callable[[], bool]) -> JobOut
 
 
 def error_line(error: Exception) -> str | None:
-    """Return one line for a wrong request, a failure of the machine or of a person's own code; None for a defect."""
+    """Return one line for a wrong request, a failure of the machine or of the user's own code; None for a defect."""
     return str(error) if isinstance(error, FedslrError) else machine_failure(error) or plugins.own_mistake(error)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    workers: int,
+    on_progress: Callable[[JobProgress], None],
+    should_stop: Callable[[], bool],
+    warn: Callable[[str], None],
+) -> list[JobOutcome]:
+    """Run the jobs that are not yet done. A job that fails does not stop the others. A warning is passed on once."""
+    warned: set[str] = set()
+
+    def notify(message: JobProgress | JobWarning) -> None:
+        if isinstance(message, JobProgress):
+            on_progress(message)
+        elif message.text not in warned:
+            warned.add(message.text)
+            warn(f"{message.job}: {message.text}")
+
+    if workers > 1 and len(jobs) > 1:
+        for data in {(job.recipe.data.name, job.recipe.data.root): job.recipe.data for job in jobs}.values():
+            with contextlib.suppress(FedslrError):  # The jobs report it.
+                decode_to_cache(data)
+        return _run_in_workers(jobs, min(workers, len(jobs)), notify, should_stop)
+    outcomes: list[JobOutcome] = []
+    for job in jobs:
+        outcomes.append(run_job(job, notify, should_stop))
+        if outcomes[-1].interrupted:
+            break
+    return outcomes
+
+
+_messages: Any = None
+_stop: Any = None
+
+
+def _start_worker(messages: Any, stop: Any, threads: int, parent: int) -> None:
+    """Make a worker share the cores, send its progress through a queue, and end with its parent."""
+    global _messages, _stop
+    _messages, _stop = messages, stop
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+
+
+def _exit_with_parent(parent: int) -> None:
+    """End this worker once its parent was killed. Finished rounds are on the disk, so nothing is lost."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _work(job: Job) -> JobOutcome:
+    return JobOutcome(job.name, interrupted=True) if _stop.is_set() else run_job(job, _messages.put, _stop.is_set)
+
+
+def _run_in_workers(
+    jobs: Sequence[Job], workers: int, notify: Notify, should_stop: Callable[[], bool]
+) -> list[JobOutcome]:
+    """Run jobs in processes of their own, several at once."""
+    # Forking a process that has used torch's threads can deadlock.
+    context = multiprocessing.get_context("spawn")
+    messages, stop = context.Queue(), context.Event()
+    threads = max(1, cores() // workers)
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (messages, stop, threads, os.getpid()))
+    # Ctrl-C and a launcher's SIGTERM reach the whole process group; workers inherit that the parent answers them.
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
+    try:
+        futures = [pool.submit(_work, job) for job in jobs]
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    try:
+        while not all(f.done() for f in futures):
+            if should_stop():
+                stop.set()
+            _pass_on(messages, notify)
+        _pass_on(messages, notify)
+        if any(isinstance(f.exception(), BrokenProcessPool) for f in futures):
+            # A pool that lost a worker ends the others with SIGTERM, which they ignore, and waits for them.
+            _kill_workers()
+    except BaseException:
+        _kill_workers()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return [_outcome(job, future) for job, future in zip(jobs, futures, strict=True)]
+
+
+def _kill_workers() -> None:
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
+def _pass_on(messages: Any, notify: Notify) -> None:
+    """Pass on the workers' messages, at most 1,000 of them, so that a request to stop is noticed."""
+    with contextlib.suppress(queue.Empty):
+        notify(messages.get(timeout=0.1))
+        for _ in range(1000):
+            notify(messages.get_nowait())
+
+
+def _outcome(job: Job, future: Future[JobOutcome]) -> JobOutcome:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return JobOutcome(job.name, "a worker was killed (out of memory?); go on with --resume")

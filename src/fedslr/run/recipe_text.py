@@ -1,4 +1,4 @@
-"""Recipes as text: the keys of a recipe, and writing one as TOML."""
+"""The keys of a recipe, and recipes written as TOML."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ SETTING_TABLES = {
 """The tables of a recipe that group settings: the settings' names by table and key."""
 GROUPED = {field: (table, key) for table, keys in SETTING_TABLES.items() for key, field in keys.items()}
 PLAIN = [name for name in schema.fields(Settings) if name not in GROUPED]
-EXPERIMENT_TABLES = ("methods", "compare", "sweep")
-"""The tables for `fedslr compare` and `fedslr sweep`; a single run ignores them."""
-KEYS = [*PLAIN, "algorithm", "data", "model", *SETTING_TABLES, *EXPERIMENT_TABLES]
+KEYS = [*PLAIN, "algorithm", "data", "model", *SETTING_TABLES, "methods", "compare", "sweep"]
+"""The top-level keys of a recipe. A single run ignores `methods`, `compare` and `sweep`."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,21 @@ def dotted(setting: str) -> str:
     return ".".join(GROUPED.get(setting, (setting,)))
 
 
-def keys_by_table(method: type[Algorithm[Any, Any, Any]]) -> dict[str, list[str]]:
-    """Return the keys of every table that describes a single run of a method."""
-    named = {"algorithm": ["name", *schema.fields(method)]}
-    named |= {"data": schema.fields(DataOptions), "model": schema.fields(ModelOptions)}
-    return named | {table: list(keys) for table, keys in SETTING_TABLES.items()}
+def paths(method: type[Algorithm[Any, Any, Any]]) -> list[str]:
+    """Return the dotted path of every key of a single run of a method."""
+    tables = {
+        "algorithm": ["name", *schema.fields(method)],
+        "data": schema.fields(DataOptions),
+        "model": schema.fields(ModelOptions),
+        **SETTING_TABLES,
+    }
+    return [*PLAIN, *(f"{table}.{key}" for table, keys in tables.items() for key in keys)]
+
+
+def paths_of(key: str, method: type[Algorithm[Any, Any, Any]]) -> list[str]:
+    """Return the paths that a key may mean: itself, or every path whose last name it is."""
+    known = paths(method)
+    return [key] if key in known else [path for path in known if path.rpartition(".")[2] == key]
 
 
 def dump(

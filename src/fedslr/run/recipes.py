@@ -16,7 +16,17 @@ from fedslr.core.errors import FedslrError, suggest
 from fedslr.data import DataOptions
 from fedslr.engine import selection
 from fedslr.engine.settings import CUSTOM, Settings, loss_name, selection_name
-from fedslr.run.recipe_text import GROUPED, KEYS, PLAIN, SETTING_TABLES, ModelOptions, dotted, dump, keys_by_table
+from fedslr.run.recipe_text import (
+    GROUPED,
+    KEYS,
+    PLAIN,
+    SETTING_TABLES,
+    ModelOptions,
+    dotted,
+    dump,
+    paths,
+    paths_of,
+)
 from fedslr.tasks import losses
 
 Request = TypeVar("Request")
@@ -39,7 +49,7 @@ class Recipe:
     data: DataOptions
     model: ModelOptions
     methods: Mapping[str, Algorithm[Any, Any, Any]] = dataclasses.field(default_factory=dict)
-    """Methods to compare with, with the hyperparameters the recipe gives them."""
+    """Methods to compare with, with the hyperparameters that the recipe gives them."""
     compare: CompareOptions = dataclasses.field(default_factory=CompareOptions)
     sweep: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     fixed_split: bool = False
@@ -59,20 +69,21 @@ class Recipe:
         return next((method for method in known if type(method) is cls), None) or make_algorithm({"name": name})
 
     def locate(self, key: str) -> str:
-        """Return the dotted path of a key that may be given by its last name, such as `rank_penalty`."""
-        tables = keys_by_table(type(self.algorithm))
-        known = [*PLAIN, *(f"{table}.{name}" for table, keys in tables.items() for name in keys)]
-        known = [path for path in known if path not in ("seed", "data.seed")]
-        found = [path for path in known if key in (path, path.rpartition(".")[2])]
-        if key in found or len(found) == 1:
-            return key if key in found else found[0]
-        if found:
-            why = f"'{key}' may be {' or '.join(found)}; write one of them"
-        elif key in ("seed", "data.seed"):
-            why = f"'{key}' is not swept over; give several seeds with --seeds"
-        else:
-            why = f"unknown key '{key}'; {suggest(key, [*known, *(path.rpartition('.')[2] for path in known)])}"
-        raise FedslrError(f"sweep: {why}")
+        """Return the dotted path of a swept key that may be given by its last name, such as `rank_penalty`."""
+        if key in ("seed", "data.seed"):
+            raise FedslrError(f"{key}: seeds are not swept over; give several seeds with --seeds")
+        found = paths_of(key, type(self.algorithm))
+        if not found:
+            known = paths(type(self.algorithm))
+            hint = suggest(key, [*known, *(path.rpartition(".")[2] for path in known)])
+            raise FedslrError(f"{key}: unknown key; {hint}")
+        return _only(found, key)
+
+
+def _only(found: Sequence[str], where: str) -> str:
+    if len(found) > 1:
+        raise FedslrError(f"{where}: may be {' or '.join(found)}; write one of them")
+    return found[0]
 
 
 def make_algorithm(table: Mapping[str, Any], where: str = "algorithm") -> Algorithm[Any, Any, Any]:
@@ -110,9 +121,13 @@ def _hint(table: Mapping[str, Any], key: str) -> str:
         return "this recipe is a deployment's, for fedslr federation start"
     if key in GROUPED:
         return f"did you mean '{dotted(key)}'?"
-    method = naming.find(table.get("algorithm", {}).get("name", "fedslr"))
-    places = [f"'{name}.{key}'" for name, keys in keys_by_table(method).items() if key in keys]
+    places = [f"'{path}'" for path in paths_of(key, naming.find(_method_name(table)))]
     return f"did you mean {' or '.join(places)}?" if places else suggest(key, KEYS)
+
+
+def _method_name(table: Mapping[str, Any]) -> Any:
+    given = table.get("algorithm", {})
+    return given.get("name", "fedslr") if isinstance(given, dict) else "fedslr"
 
 
 def _experiment(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,14 +136,13 @@ def _experiment(table: Mapping[str, Any]) -> dict[str, Any]:
     for name, options in table.get("methods", {}).items():
         _require_table(f"methods.{name}", options)
         methods[name] = make_algorithm({**options, "name": name}, f"methods.{name}")
-    _require_known(table.get("compare", {}), schema.fields(CompareOptions), "compare")
-    lists = {name: table.get(name, {}) for name in ("compare", "sweep")}
-    for name, options in lists.items():
+    compare, sweep = table.get("compare", {}), table.get("sweep", {})
+    _require_known(compare, schema.fields(CompareOptions), "compare")
+    for name, options in (("compare", compare), ("sweep", sweep)):
         for key, values in options.items():
             if not isinstance(values, list):
                 raise FedslrError(f"{name}.{key}: got {schema.show(values)}, expected a list")
-    compare = CompareOptions(**{k: tuple(v) for k, v in lists["compare"].items()})
-    return {"methods": methods, "compare": compare, "sweep": lists["sweep"]}
+    return {"methods": methods, "compare": CompareOptions(**{k: tuple(v) for k, v in compare.items()}), "sweep": sweep}
 
 
 def _require_table(key: str, value: Any) -> None:
@@ -163,30 +177,74 @@ def complete(table: Mapping[str, Any]) -> Recipe:
 
 def read_as(parse: Callable[[dict[str, Any]], Request], path: Path, changes: Sequence[str] = ()) -> Request:
     """Return the result of `parse` for a recipe file, with `key=value` changes applied."""
+    text = _text(path)
     try:
-        table = tomllib.loads(path.read_text("utf-8-sig"))
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"it is not valid TOML: {error}"
-        raise FedslrError(f"{path}: cannot read this recipe: {why}") from None
+        table = tomllib.loads(text)
+    except ValueError as error:
+        raise FedslrError(f"{path}: this recipe is not valid TOML: {error}; correct that place") from None
+    table = apply(table, changes)
     try:
-        return parse(apply(table, changes))
+        return parse(table)
     except FedslrError as error:
-        raise FedslrError(f"{path}: {error}") from error
+        raise FedslrError(f"{_place(parse, path, text, changes, str(error))}: {error}") from error
+
+
+def _text(path: Path) -> str:
+    """Return the text of a recipe's file."""
+    try:
+        return path.read_text("utf-8-sig")
+    except FileNotFoundError:
+        raise FedslrError(f"{path}: there is no such file; `fedslr recipes` lists the recipes of fedslr") from None
+    except IsADirectoryError:
+        kept = path / "config.toml"
+        hint = f"its run has the recipe {kept}" if kept.exists() else "name a TOML file"
+        raise FedslrError(f"{path}: a recipe is a file, but this is a folder; {hint}") from None
+    except UnicodeDecodeError:
+        raise FedslrError(f"{path}: this recipe is not text in UTF-8; name a TOML file") from None
+    except OSError as error:
+        raise FedslrError(f"{path}: this recipe cannot be read: {error.strerror}; change that, or copy it") from None
+
+
+def _place(
+    parse: Callable[[dict[str, Any]], Request], path: Path, text: str, changes: Sequence[str], mistake: str
+) -> str:
+    """Return where a mistake was made: in the recipe's file, or in the change without which it is not made."""
+
+    def without(change: str | None) -> str | None:
+        try:
+            parse(apply(tomllib.loads(text), [c for c in changes if c is not change] if change else []))
+        except FedslrError as error:
+            return str(error)
+        return None
+
+    if not changes or without(None) == mistake:
+        return str(path)
+    return f"--set {next((change for change in changes if without(change) != mistake), ' '.join(changes))}"
 
 
 def apply(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Set dotted keys. Choosing another method drops the hyperparameters of the recipe's method."""
+    """Set keys by their path or their last name. Choosing another method drops the recipe's hyperparameters."""
     pairs = [_pair(text) for text in changes]
     # Methods first, so that a hyperparameter given before its method's name is not dropped.
     for key, value in sorted(pairs, key=lambda pair: pair[0] != "algorithm.name"):
-        change(table, key, value)
+        change(table, _path(table, key), value)
     return table
+
+
+def _path(table: dict[str, Any], key: str) -> str:
+    """Return the dotted path of a key of `--set`; an unknown key stays as it is, and `parse` refuses it."""
+    if "." in key or key in KEYS:
+        return key
+    try:
+        found = paths_of(key, naming.find(_method_name(table)))
+    except FedslrError:
+        return key
+    return _only(found, f"--set {key}") if found else key
 
 
 def change(table: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted key."""
-    old = table.get("algorithm", {})
-    if path == "algorithm.name" and not (isinstance(old, dict) and old.get("name", "fedslr") == value):
+    if path == "algorithm.name" and _method_name(table) != value:
         table["algorithm"] = {}
     *tables, last = path.split(".")
     for name in tables:

@@ -1,4 +1,4 @@
-"""`open_run`: a run folder in, its models and figures out, without training."""
+"""`open_run`: open a run folder for its models and figures, without training."""
 
 from __future__ import annotations
 
@@ -37,38 +37,31 @@ def open_run(
     loss: Loss | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Result:
-    """Return the result of the run in a folder, as its newest checkpoint has it; the folder is not changed.
+    """Return the result of the run in a folder, from its newest checkpoint. The folder is not changed.
 
-    Data, model and method are made again from `config.toml`. A custom federation, model, loss or method that `run` was
-    given and that no recipe can name has to be given here too. The data, the model and the method's hyperparameters
-    must be those of the run. A client's state is read when it is asked for.
+    Data, model and method are made again from `config.toml`. A federation, model, method or loss that `run` was given
+    and that a recipe cannot name has to be given here too. A client's state is read when it is asked for.
+
+    Args:
+        path: The folder of the run.
+        federation: The clients' data, if they do not come from a dataset that a recipe can name.
+        model: The network, if a recipe cannot name it. Its weights do not matter.
+        algorithm: The method, if a recipe cannot name it, with the hyperparameters of the run.
+        device: The device that the models are put on.
+        loss: The loss, if a recipe cannot name it.
+        warn: Called with every warning; by default warnings go through Python's `warnings`.
+
+    Raises:
+        FedslrError: The folder holds no run, or data, model or method are not those of the run.
+
+    Example:
+        result = fedslr.open_run("runs/one")
+        network = result.personal_model(3)
     """
     folder = Path(path)
     warn = warn or (lambda text: warnings.warn(text, stacklevel=3))
-    simulation = reopen(folder, federation, model, algorithm, device, loss, warn)
-    rerunnable = federation is None and model is None and algorithm is None and loss is None
-    if (folder / "summary.json").exists():
-        summary, records = read_run(folder)
-        if summary["rounds"] == simulation.state.done:
-            return Result(simulation, records, summary, folder)
-        # The newest checkpoint cannot be read, and an older one was.
-        rerunnable = summary["rerunnable"]
-    records = read_records(folder)[: simulation.state.done]
-    return Result(simulation, records, summarize(figures(simulation), records, rerunnable), folder)
-
-
-def reopen(
-    folder: Path,
-    federation: Federation | None = None,
-    model: nn.Module | None = None,
-    algorithm: Algorithm[Any, Any, Any] | None = None,
-    device: str = "cpu",
-    loss: Loss | None = None,
-    warn: Callable[[str], None] = lambda text: None,
-) -> Simulation:
-    """Return the simulation of a run folder with the models of its newest checkpoint."""
     recipe = _recipe(folder, federation, model, algorithm, loss, warn)
-    # The data may take long to decode, for nothing if there is no checkpoint.
+    # Decoding the data can take long; a missing checkpoint is reported before.
     require_checkpoint(folder)
     # This machine may lack the engine or the precision that the run was trained with; its models do not need them.
     settings = replace(
@@ -80,16 +73,18 @@ def reopen(
         memory_budget=None,
         diagnostics=False,
     )
-    simulation = Simulation(
-        recipe.algorithm,
-        federation or build_federation(recipe.data),
-        model or recipe.model.name,
-        settings,
-        loss=loss,
-        warn=warn,
-    )
+    data = federation or build_federation(recipe.data)
+    simulation = Simulation(recipe.algorithm, data, model or recipe.model.name, settings, loss=loss, warn=warn)
     simulation.look_into(folder)
-    return simulation
+    rerunnable = federation is None and model is None and algorithm is None and loss is None
+    if (folder / "summary.json").exists():
+        summary, records = read_run(folder)
+        if summary["rounds"] == simulation.state.done:
+            return Result(simulation, records, summary, folder)
+        # The newest checkpoint cannot be read, and an older one was.
+        rerunnable = summary["rerunnable"]
+    records = read_records(folder)[: simulation.state.done]
+    return Result(simulation, records, summarize(figures(simulation), records, rerunnable), folder)
 
 
 def _recipe(
@@ -100,13 +95,15 @@ def _recipe(
     loss: Loss | None,
     warn: Callable[[str], None],
 ) -> Recipe:
-    """Return the recipe of the folder's run; the things that are given replace its own."""
+    """Return the recipe of the folder's run, with those things in place of its own that are given."""
     kept = folder / "config.toml"
     try:
         table: dict[str, Any] = tomllib.loads(kept.read_text("utf-8"))
+    except FileNotFoundError:
+        raise FedslrError(f"{folder}: no run in it (config.toml is missing); name the folder of a run") from None
     except (OSError, ValueError) as error:
-        why = "no run in it (config.toml is missing)" if isinstance(error, FileNotFoundError) else error
-        raise FedslrError(f"{folder}: {why}") from None
+        why = getattr(error, "strerror", None) or f"it is not valid TOML: {error}"
+        raise FedslrError(f"{kept}: cannot be read: {why}; restore it") from None
     if federation is not None:
         table["data"] = {"clients": len(federation.clients)}
     if model is not None:

@@ -1,4 +1,4 @@
-"""A client's samples as the models of its run represent them, read from the run folder."""
+"""One client's samples as the models of its run represent them, for the t-SNE figure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedslr.algorithms.layer_split import split_head
 from fedslr.core.errors import FedslrError
-from fedslr.core.types import Params
-from fedslr.engine.rounds import Simulation
 from fedslr.report.saved_runs import Run
-from fedslr.run.reopen import reopen
+from fedslr.run.reopen import open_run
+from fedslr.run.result import Result, find_client
 
 MIN_SAMPLES = 5
-"""Samples below which a picture shows nothing."""
+"""With fewer samples than this the figure shows nothing."""
 
 
 class Representation(NamedTuple):
-    """The inputs of the last layer, and the labels it predicts."""
+    """The inputs of the last layer, and the labels that it predicts."""
 
     name: str
     client: int
@@ -32,32 +31,35 @@ class Representation(NamedTuple):
     """By extractor and classifier."""
 
 
-def represent(run: Run, client: int | None) -> Representation:
+def represent(run: Run, client: int | str | None) -> Representation:
     """Return one client's test samples under both extractors and both classifiers."""
     try:
-        simulation = reopen(run.folder)
+        result = open_run(run.folder, device="cpu", warn=lambda text: None)
     except FedslrError as error:
         raise FedslrError(f"tsne: {error}") from error
-    chosen = _choose(simulation, client, {c for record in run.records for c in record["clients"]})
-    shared = simulation.state.global_model()
-    if shared is None:
-        raise FedslrError(f"tsne: {simulation.algorithm.name} has no global model")
-    data = simulation.federation.clients[chosen]
+    if not result.has_global_model:
+        raise FedslrError(f"tsne: {result.algorithm.name} has no global model to compare; leave {run.folder} out")
+    chosen = _choose(result, client, {c for record in run.records for c in record["clients"]})
+    data = result.federation.clients[chosen]
     if len(data.y_test) < MIN_SAMPLES:
-        raise FedslrError(f"tsne: client {chosen} has {len(data.y_test)} test samples, expected {MIN_SAMPLES} or more")
-    x = simulation.federation.inputs(data.x_test).to(next(iter(shared.values())).dtype)
-    models = {"global": shared, "personal": simulation.personal_params(chosen)}
+        found = f"client {chosen} of {run.folder} has {len(data.y_test)} test samples"
+        raise FedslrError(f"tsne: {found}; choose one with {MIN_SAMPLES} or more (--client)")
+    models = {"global": result.global_params, "personal": result.personal_params(chosen)}
+    network = result.global_model()
+    x = result.federation.inputs(data.x_test).to(next(iter(models["global"].values())).dtype)
     features, predictions = {}, {}
     for extractor, body in models.items():
         for classifier, head in models.items():
-            mixed = {**split_head(body)[0], **split_head(head)[1]}
-            features[extractor], predictions[extractor, classifier] = _outputs(simulation, mixed, x)
+            classifying = split_head(head)[1]
+            network.load_state_dict({**split_head(body)[0], **classifying}, strict=False)
+            last = network.get_submodule(next(iter(classifying)).rpartition(".")[0])
+            features[extractor], predictions[extractor, classifier] = _outputs(network, last, x)
     return Representation(str(run.summary["algorithm"]), chosen, data.y_test.numpy(), features, predictions)
 
 
-def _choose(simulation: Simulation, client: int | None, trained: Collection[int]) -> int:
+def _choose(result: Result, client: int | str | None, trained: Collection[int]) -> int:
     """Return the given client; without one, the client with the most labels among those that have trained."""
-    clients = simulation.federation.clients
+    clients = result.federation.clients
     if client is None:
 
         def rank(number: int) -> tuple[bool, int, int, int]:
@@ -65,21 +67,18 @@ def _choose(simulation: Simulation, client: int | None, trained: Collection[int]
             return number in trained, len(tested.unique()), len(tested), -number
 
         return max(range(len(clients)), key=rank)
-    if client not in range(len(clients)):
-        raise FedslrError(f"--client: got {client}, expected a whole number from 0 to {len(clients) - 1}")
-    return client
+    return find_client(str(client), result.federation)
 
 
-def _outputs(simulation: Simulation, params: Params, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+@torch.no_grad()
+def _outputs(network: nn.Module, last: nn.Module, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the inputs of the last layer and the predicted labels."""
-    last = simulation.problem.model.get_submodule(next(iter(split_head(params)[1])).rpartition(".")[0])
     seen: list[Tensor] = []
 
     def keep_input(_: Any, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0])
 
     handle = last.register_forward_pre_hook(keep_input)
-    with torch.no_grad():
-        predicted = simulation.problem.outputs(params, x).argmax(1)
+    predicted = network(x).argmax(1)
     handle.remove()
     return seen[-1].flatten(1).numpy(), predicted.numpy()
