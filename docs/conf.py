@@ -34,13 +34,15 @@ html_math_renderer = "mathml"
 nitpicky = True
 # There are no inventories of other projects, because the site is built without a network.
 nitpick_ignore_regex = [
-    ("py:.*", r"(torch|np|numpy|nn|Tensor|pathlib|collections|typing|Path|optional)(\..*)?"),
-    ("py:.*", r"(Any|Callable|Iterable|Iterator|Mapping|Sequence|Server|Client|Ledger|T|Tree|Model)"),
-    ("py:.*", r"fedslr\.(core|engine|data|run|export|algorithms|channel|tasks)\..*"),
+    ("py:.*", r"(torch|np|numpy|nn|Tensor|pathlib|collections|contextlib|typing|Path|pandas|matplotlib)(\..*)?"),
+    ("py:.*", r"(Any|Callable|Iterable|Iterator|Mapping|Sequence|Server|Client|Ledger|[A-Z]|Tree|Model|Carry|Item)"),
+    ("py:class", r"fedslr\.[a-z_]+\..*"),
 ]
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+maximum_signature_line_length = 90
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 add_module_names = False
@@ -59,6 +61,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 60,
     "remove_config_comments": True,
     "image_scrapers": ("matplotlib",),
+    "capture_repr": (),
 }
 
 copybutton_prompt_text = "$ "
@@ -69,6 +72,7 @@ html_title = f"fedslr {release}"
 html_static_path = ["_static"]
 html_css_files = ["fedslr.css"]
 html_show_sphinx = False
+html_show_copyright = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
 pygments_style = "tango"

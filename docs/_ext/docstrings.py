@@ -16,6 +16,7 @@ from sphinx.application import Sphinx
 import fedslr
 from fedslr.core import schema
 
+INDENT = "    "
 BEFORE_NAPOLEON, AFTER_NAPOLEON = 400, 600
 SECTIONS = re.compile(r"(Args|Returns|Raises|Yields|Example|Examples|Attributes|Note):$")
 
@@ -44,28 +45,28 @@ def translate(lines: list[str]) -> list[str]:
     """Return the lines of a docstring as reStructuredText."""
     found: list[str] = []
     section, literal = "", False
-    for number, line in enumerate(lines):
-        starts = number == 0 or not lines[number - 1].strip()
+    for before, line in zip(["", *lines], lines, strict=False):
         if header := SECTIONS.match(line):
             section, literal = header[1], False
         elif line.strip() and not line.startswith(" "):
-            section, literal = section if not starts else "", False
-        elif line.strip() and not literal and _is_code(section, starts, header_before=bool(SECTIONS.match(lines[number - 1]))):
-            # The two columns of a section's text, or none.
-            found += [" " * 4 * bool(section) + "::", ""]
+            section, literal = section if before.strip() else "", False
+        elif line.strip() and not literal and _begins_code(section, before):
+            found += [INDENT * bool(section) + "::", ""]
             literal = True
-        found.append("    " * bool(section) + line if literal else line if header else inline(line))
+        found.append(INDENT * bool(section) + line if literal else line if header else inline(line))
     return found
 
 
-def _is_code(section: str, starts: bool, header_before: bool) -> bool:
-    """Return whether an indented line begins a block of code: an example, or an indented block of no section."""
-    return header_before if section.startswith("Example") else not section and starts
+def _begins_code(section: str, before: str) -> bool:
+    """Return whether an indented line after `before` begins a block of code: an example, or a block of no section."""
+    return SECTIONS.match(before) is not None if section.startswith("Example") else not (section or before.strip())
 
 
 def options(cls: type) -> list[str]:
     """Return the options of a dataclass that declares them with their help, as a field list."""
-    declared = dataclasses.is_dataclass(cls) and any(hasattr(hint, "__metadata__") for hint in schema.hints(cls).values())
+    declared = dataclasses.is_dataclass(cls) and any(
+        hasattr(hint, "__metadata__") for hint in schema.hints(cls).values()
+    )
     if not declared:
         return []
     described = [option for option in schema.describe(cls) if option.help]

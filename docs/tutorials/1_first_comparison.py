@@ -2,8 +2,8 @@
 Compare three methods on handwritten digits
 ===========================================
 
-Twenty clients each hold few of the ten handwritten digits. We train three methods on the same clients and look at which
-model serves them best.
+Twenty clients each hold few of the ten handwritten digits. We train three methods on the same clients and look at
+which model serves them best.
 """
 
 import matplotlib.pyplot as plt
@@ -14,7 +14,8 @@ import fedslr
 # The data
 # --------
 #
-# ``split="dirichlet"`` draws for every client how often it sees each digit. A smaller ``alpha`` makes clients differ more.
+# ``split="dirichlet"`` draws for every client how often it sees each digit. A smaller ``alpha`` makes clients differ
+# more.
 
 federation = fedslr.load("digits", clients=20, split="dirichlet", alpha=0.1, seed=0)
 
@@ -22,6 +23,7 @@ counts = [client.y.bincount(minlength=10).tolist() for client in federation.clie
 plt.figure(figsize=(6, 4))
 plt.imshow(counts, aspect="auto", cmap="Blues")
 plt.xticks(range(10))
+plt.yticks(range(0, 20, 5))
 plt.xlabel("digit")
 plt.ylabel("client")
 plt.colorbar(label="training samples")
@@ -31,8 +33,8 @@ plt.title("Every client sees few of the digits")
 # The methods
 # -----------
 #
-# FedAvg trains one model for everybody. Local training gives every client a model of its own and shares nothing. FedSLR
-# learns a low-rank global model together with a sparse personal part for every client.
+# FedAvg trains one model for everybody. Local training gives every client a model of its own and shares nothing.
+# FedSLR learns a low-rank global model together with a sparse personal part for every client.
 #
 # All three start from the same weights and train the same clients in every round, because the seed is the same.
 
@@ -84,5 +86,5 @@ plt.boxplot(
 plt.xlabel("personal accuracy of a client (%)")
 
 # %%
-# One seed is one draw. ``fedslr compare recipes/demo/compare.toml`` runs six methods with three seeds each, and prints means
-# with standard deviations.
+# One seed is one draw. ``fedslr compare recipes/demo/compare.toml`` runs six methods with three seeds each, and
+# prints means with standard deviations.

@@ -2,8 +2,8 @@
 Train on your own data with your own model
 ==========================================
 
-Five hospitals measure the same twelve quantities, but their instruments differ. We train on their arrays and use a PyTorch
-model of our own.
+Five hospitals measure the same twelve quantities, but their instruments differ. We train on their arrays and use a
+PyTorch model of our own.
 """
 
 import matplotlib.pyplot as plt
@@ -17,8 +17,8 @@ import fedslr
 # One mapping of arrays per client
 # --------------------------------
 #
-# A client needs ``x`` and ``y`` to train on, and ``x_test`` and ``y_test`` to be tested on. Clients may hold different
-# numbers of samples. Replace ``measure`` with the code that reads your data.
+# A client needs ``x`` and ``y`` to train on, and ``x_test`` and ``y_test`` to be tested on. Clients may hold
+# different numbers of samples. Replace ``measure`` with the code that reads your data.
 
 rng = np.random.default_rng(0)
 centres = np.eye(3, 12) * 3

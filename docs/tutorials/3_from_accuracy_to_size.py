@@ -2,8 +2,8 @@
 Choose penalties and read compression
 =====================================
 
-FedSLR has two penalties. ``rank_penalty`` makes the global model low-rank, ``l1_penalty`` makes the personal parts sparse.
-We sweep the first one and watch accuracy and size together.
+FedSLR has two penalties. ``rank_penalty`` makes the global model low-rank, ``l1_penalty`` makes the personal parts
+sparse. We sweep the first one and watch accuracy and size together.
 """
 
 import matplotlib.pyplot as plt
@@ -16,8 +16,8 @@ federation = fedslr.load("digits", clients=20, split="dirichlet", alpha=0.1, see
 # Sweep one penalty
 # -----------------
 #
-# The paper's penalties suit ResNet18. The small network here is 300 times smaller and needs larger ones. Try powers of ten
-# first, then refine around the best value.
+# The paper's penalties suit ResNet18. The small network here is 300 times smaller and needs larger ones. Try powers
+# of ten first, then refine around the best value.
 
 penalties = (0.0, 2e-3, 5e-3, 1e-2)
 results = [
@@ -35,9 +35,9 @@ results = [
 # Read the sizes
 # --------------
 #
-# ``summary["parameters"]`` counts numbers. A layer of rank r counts as factors where those are smaller than its matrix. A
-# sparse part counts its non-zeros. A personal model holds the global model and its personal part, so it can be larger than
-# the dense model if the penalties are too small.
+# ``summary["parameters"]`` counts numbers. A layer of rank r counts as factors where those are smaller than its
+# matrix. A sparse part counts its non-zeros. A personal model holds the global model and its personal part, so it can
+# be larger than the dense model if the penalties are too small.
 
 print("penalty  global %  personal %  global size  personal size")
 for penalty, result in zip(penalties, results, strict=True):
@@ -51,8 +51,8 @@ for penalty, result in zip(penalties, results, strict=True):
 # Accuracy against size
 # ---------------------
 #
-# Choose the largest penalty whose accuracy you can accept. Use validation data or other seeds for the choice, and report the
-# final figure on data that did not take part in it.
+# Choose the largest penalty whose accuracy you can accept. Use validation data or other seeds for the choice, and
+# report the final figure on data that did not take part in it.
 
 plt.figure(figsize=(6, 4))
 sizes = [100 * r.summary["parameters"]["personal"] / r.summary["parameters"]["dense"] for r in results]

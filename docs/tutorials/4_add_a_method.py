@@ -2,8 +2,9 @@
 Add a method in one file
 ========================
 
-A method is a frozen dataclass with a few pure functions. We add fine-tuning to FedAvg: every client trains the global model a
-little further on its own data and uses the result. This simple method is a strong baseline for personalisation.
+A method is a frozen dataclass with a few pure functions. We add fine-tuning to FedAvg: every client trains the global
+model a little further on its own data and uses the result. This simple method is a strong baseline for
+personalisation.
 """
 
 from dataclasses import dataclass
@@ -22,10 +23,11 @@ from fedslr.core.types import Batch, LocalData, Params
 # The method
 # ----------
 #
-# Training stays FedAvg's, so we only write ``personal_model``. It gets the global model as ``payload`` and may train on the
-# client's data. ``scan`` runs a step on every batch; engines use it to train many clients at once.
+# Training stays FedAvg's, so we only write ``personal_model``. It gets the global model as ``payload`` and may train
+# on the client's data. ``scan`` runs a step on every batch; engines use it to train many clients at once.
 #
-# Hyperparameters are fields. Their rule and their help text appear in errors, in ``fedslr algorithms`` and in recipes.
+# Hyperparameters are fields. Their rule and their help text appear in errors, in ``fedslr algorithms`` and in
+# recipes.
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def list_datasets(root: Root = Path("data")) -> None:
     table.add_row(
         "femnist", "there" if (root / "femnist").is_dir() else "made by LEAF", "handwritten characters by writer"
     )
-    table.add_row("npz:PATH, imagefolder:PATH, module:function", "your own", "see docs/own-data.md")
+    table.add_row("npz:PATH, imagefolder:PATH, module:function", "your own", "see docs/start/own-data.md")
     out_console.print(table)
 
 
