@@ -92,6 +92,42 @@ def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+# --- results ----------------------------------------------------------------------------------------------------------
+
+RESULTS = Path(__file__).parents[2] / "results"
+RESULT_PAGES = {"cifar10-dirichlet0.1": "cifar10", "tinyimagenet-dirichlet0.1": "tinyimagenet", "precision": "precision"}
+
+
+def results_overview() -> str:
+    """Return the page of all results."""
+    return _results(RESULTS)
+
+
+def results_cifar10() -> str:
+    """Return the page of the CIFAR-10 runs."""
+    return _results(RESULTS / "cifar10-dirichlet0.1")
+
+
+def results_tinyimagenet() -> str:
+    """Return the page of the TinyImageNet runs."""
+    return _results(RESULTS / "tinyimagenet-dirichlet0.1")
+
+
+def results_precision() -> str:
+    """Return the page of the runs in several precisions."""
+    return _results(RESULTS / "precision")
+
+
+def _results(folder: Path) -> str:
+    """Return the README of a folder of results without its title; links lead to pages of this site."""
+    text = (folder / "README.md").read_text("utf-8").split("\n", 1)[1]
+    text = re.sub(r"!\[([^\]]*)\]\(", rf"![\1](../../{folder.relative_to(RESULTS.parent)}/", text)
+    for name, page in RESULT_PAGES.items():
+        text = re.sub(rf"\((?:\.\./)?{re.escape(name)}/README\.md\)", f"({page}.md)", text)
+    # Folders of runs are not part of the site.
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?![\w-]+\.md|http)[^)]*\)", r"`\1`", text)
+
+
 # --- Python -----------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +165,10 @@ def _entries(names: Iterable[str], members: bool = True) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     page.__name__: page
-    for page in (commands, recipe, methods, python_running, python_methods, python_writing, python_errors)
+    for page in (
+        *(commands, recipe, methods, python_running, python_methods, python_writing, python_errors),
+        *(results_overview, results_cifar10, results_tinyimagenet, results_precision),
+    )
 }
 
 
