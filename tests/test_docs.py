@@ -96,7 +96,8 @@ def test_files_that_a_page_names_exist(page):
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_links_and_pictures_of_a_page_exist(page):
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text(page)):
+    pictures = re.findall(r'<img src="([^"]+)"', text(page))
+    for target in [*pictures, *re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text(page))]:
         assert (ROOT / target).exists(), target
 
 

@@ -72,6 +72,8 @@ def _cell(text: str) -> str:
 
 # --- recipes and methods ----------------------------------------------------------------------------------------------
 
+METHOD_PAGES = Path(__file__).parents[1] / "methods"
+
 
 def recipe() -> str:
     """Return a recipe with every key, its default and its meaning."""
@@ -88,6 +90,12 @@ def methods() -> str:
     return "\n".join(rows) + "\n"
 
 
+def method_pages() -> str:
+    """Return the table of contents of the pages about methods."""
+    pages = sorted(page.stem for page in METHOD_PAGES.glob("*.md") if page.stem != "index")
+    return "\n".join(["```{toctree}", ":hidden:", "", *pages, "```", ""]) if pages else ""
+
+
 def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -95,7 +103,11 @@ def _number(value: Any) -> str:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 RESULTS = Path(__file__).parents[2] / "results"
-RESULT_PAGES = {"cifar10-dirichlet0.1": "cifar10", "tinyimagenet-dirichlet0.1": "tinyimagenet", "precision": "precision"}
+RESULT_PAGES = {
+    "cifar10-dirichlet0.1": "cifar10",
+    "tinyimagenet-dirichlet0.1": "tinyimagenet",
+    "precision": "precision",
+}
 
 
 def results_overview() -> str:
@@ -166,7 +178,7 @@ def _entries(names: Iterable[str], members: bool = True) -> str:
 PAGES: dict[str, Callable[[], str]] = {
     page.__name__: page
     for page in (
-        *(commands, recipe, methods, python_running, python_methods, python_writing, python_errors),
+        *(commands, recipe, methods, method_pages, python_running, python_methods, python_writing, python_errors),
         *(results_overview, results_cifar10, results_tinyimagenet, results_precision),
     )
 }
