@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint check clean
+.PHONY: demo test lint check docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/fedslr demo --fresh --out runs/demo
@@ -35,11 +35,18 @@ lint: $(VENV)/.ready
 
 check: lint test
 
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -W -n -E --keep-going -b html docs build/docs
+
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedslr needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/$(INSTALL) --editable '.[dev,deploy,export]'
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build docs/generated dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

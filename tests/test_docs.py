@@ -1,45 +1,104 @@
-"""What the documents show is what happens: their Python is run."""
+"""Documentation: its Python runs, its commands exist, and its tutorials finish."""
 
 from __future__ import annotations
 
 import json
 import re
+import runpy
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
+import matplotlib.pyplot as plt
 import mypy.api
 import pytest
 import torch
+import typer.main
 
 import fedslr
 import test_every_algorithm as contract
 from conftest import make_federation, mlp
+from fedslr.cli.main import app
 from fedslr.run import recipes
 
 ROOT = Path(__file__).parent.parent
+METHOD_PAGE = "docs/guide/add-a-method.md"
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+ANNOUNCED = {"demo", "recipes", "doctor"}
+"""Commands that the pages may name before they exist."""
 
 
-def python_blocks(name: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+def text(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
 
 
-@pytest.mark.parametrize("index", range(len(python_blocks("README.md"))))
-def test_readme_examples_run(index, capsys):
-    scope: dict[str, Any] = {}
-    exec(compile(python_blocks("README.md")[index], f"README.md, example {index + 1}", "exec"), scope)
-    assert scope["result"].summary["accuracy"]["personal"] > 0.5
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text(page), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["docs/own-data.md", "docs/own-model.md", "docs/export.md"])
-def test_pages_are_complete_programs(page, tmp_path, monkeypatch, capsys):
+def run_blocks(page: str) -> dict[str, Any]:
+    """Run the Python of a page from top to bottom, and return its names."""
+    scope: dict[str, Any] = {"__name__": "page"}
+    for block in python_blocks(page):
+        exec(compile(block, page, "exec", dont_inherit=True), scope)
+    return scope
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)])
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (block,) = python_blocks(page)
-    scope: dict[str, Any] = {}
-    exec(compile(block, page, "exec"), scope)
-    found = scope["result"].summary["accuracy"]
-    assert found["personal"] > 0.8
-    assert str(found) in capsys.readouterr().out
+    result = run_blocks(page).get("result")
+    if result is not None:
+        accuracy = result.summary["accuracy"]
+        assert accuracy["personal"] > 0.8
+        assert (str(accuracy) in capsys.readouterr().out) == ('print(result.summary["accuracy"])' in text(page))
+
+
+@pytest.mark.parametrize("script", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plt.switch_backend("Agg")
+    runpy.run_path(str(script))
+    plt.close("all")
+
+
+def command_lines(page: str) -> list[list[str]]:
+    """Return the words of every fedslr command on a page, in shell blocks and in running text."""
+    blocks = re.findall(r"```sh\n(.*?)```", text(page), re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`(fedslr [^`\n]+)`", text(page))
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [line[line.index("fedslr") + 1 :] for line in words if "fedslr" in line[:1] or line[:1] == ["torchrun"]]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_options_of_a_page_exist(page):
+    for words in command_lines(page):
+        command: Any = typer.main.get_command(app)
+        while words and words[0] in getattr(command, "commands", {}):
+            command, words = command.commands[words[0]], words[1:]
+        if isinstance(command, click.Group):
+            # A group may be named without one of its commands.
+            assert not words or words[0] in ANNOUNCED or words[0].startswith(("-", "…")), f"fedslr {' '.join(words)}"
+        else:
+            known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+            assert {word for word in words if word.startswith("--")} <= {*known, "--help"}, (command.name, words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_names_exist(page):
+    for name in re.findall(r"(?<![\w/])((?:recipes|results|benchmarks)/[\w./-]+\.(?:toml|py|md))", text(page)):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_links_and_pictures_of_a_page_exist(page):
+    pictures = re.findall(r'<img src="([^"]+)"', text(page))
+    for target in [*pictures, *re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text(page))]:
+        assert (ROOT / target).exists(), target
 
 
 def test_the_readme_example_is_about_ten_lines():
@@ -48,7 +107,7 @@ def test_the_readme_example_is_about_ten_lines():
 
 
 def test_the_contributed_method_is_typed_as_we_type(tmp_path):
-    (block,) = python_blocks("CONTRIBUTING.md")
+    block = python_blocks(METHOD_PAGE)[0]
     (tmp_path / "fedavgm.py").write_text(block)
     # The cache of `make lint`: without it the type checker reads all of torch.
     options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
@@ -57,8 +116,8 @@ def test_the_contributed_method_is_typed_as_we_type(tmp_path):
 
 
 def test_the_contributed_method_works(monkeypatch, tmp_path):
-    """CONTRIBUTING's walk, walked: the file is written, registered, run by name and resumed."""
-    (block,) = python_blocks("CONTRIBUTING.md")
+    """Follow the page: write the file, register the method, run it by name and resume it."""
+    block = python_blocks(METHOD_PAGE)[0]
     scope: dict[str, Any] = {"__name__": "fedavgm"}
     exec(compile(block, "fedavgm.py", "exec", dont_inherit=True), scope)
     method = scope["FedAvgM"]
@@ -86,12 +145,12 @@ def test_the_contributed_method_works(monkeypatch, tmp_path):
 
 
 def test_the_contributed_method_is_found_where_it_was_written(monkeypatch, tmp_path, command):
-    (block,) = python_blocks("CONTRIBUTING.md")
+    block = python_blocks(METHOD_PAGE)[0]
     (tmp_path / "fedavgm.py").write_text(block)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "fedavgm", raising=False)
-    recipe, small = ROOT / "recipes/demo/compare.toml", ("--set", "rounds=1", "--set", "clients_per_round=2")
-    (command_line,) = re.findall(r"`fedslr (compare RECIPE --methods [^`]*)`", (ROOT / "CONTRIBUTING.md").read_text())
-    words = [str(recipe) if word == "RECIPE" else word for word in command_line.split()]
+    small = ("--set", "rounds=1", "--set", "clients_per_round=2")
+    (words,) = [words for words in command_lines(METHOD_PAGE) if words[0] == "compare"]
+    words[1] = str(ROOT / words[1])
     assert command(*words, "--out", "runs", "--seeds", "0", *small)[0] == 0
     assert json.loads(Path("runs/fedavgm-seed0/summary.json").read_text())["algorithm"] == "fedavgm"

@@ -272,7 +272,7 @@ def test_the_recipe_of_the_demo_is_the_default_of_the_app():
 
 
 def test_the_recipe_in_the_documents_is_one():
-    text = (Path(__file__).parent.parent.parent / "docs" / "deploy.md").read_text()
+    text = (Path(__file__).parent.parent.parent / "docs" / "guide" / "deploy.md").read_text()
     blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (block,) = [b for b in blocks if "[federation]" in b]
     assert options.from_text(block).options.minimum == 3

@@ -34,7 +34,7 @@ def list_datasets(root: Root = Path("data"), as_json: AsJson = False) -> None:
         print_json([dict(zip(("name", "state", "about"), row, strict=True)) for row in rows])
         return
     table = Table(box=None, pad_edge=False, show_header=False)
-    for row in (*rows, ("npz:PATH, imagefolder:PATH, module:function", "your own", "see docs/own-data.md")):
+    for row in (*rows, ("npz:PATH, imagefolder:PATH, module:function", "your own", "see docs/start/own-data.md")):
         table.add_row(*row)
     out_console.print(table)
 

@@ -84,7 +84,7 @@ OTHER_TABLES = """
 # [sweep]  # for fedslr sweep: every combination
 # lr = [0.1, 0.01]
 
-# [federation]  # for fedslr federation start: see docs/deploy.md
+# [federation]  # for fedslr federation start: see docs/guide/deploy.md
 """
 
 
