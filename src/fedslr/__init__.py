@@ -12,30 +12,21 @@ from fedslr.core import startup
 startup.exit_on_ctrl_c_while_importing()
 
 # ruff: noqa: E402 - everything below imports PyTorch
-from fedslr.algorithms import (
-    ALGORITHMS,
-    APFL,
-    GPGD,
-    IFCA,
-    LPGD,
-    Ditto,
-    FedAMP,
-    FedAvg,
-    FedDyn,
-    FedPer,
-    FedProx,
-    FedRep,
-    FedSLR,
-    FedSpa,
-    LGFedAvg,
-    Local,
-    LowRankLowRank,
-    PerFedAvg,
-    PFedMe,
-    Scaffold,
-    SparseLowRank,
-    SparseSparse,
-)
+from fedslr.algorithms import ALGORITHMS
+from fedslr.algorithms.apfl import APFL
+from fedslr.algorithms.designs import GPGD, LPGD, LowRankLowRank, SparseLowRank, SparseSparse
+from fedslr.algorithms.ditto import Ditto
+from fedslr.algorithms.fedamp import FedAMP
+from fedslr.algorithms.fedavg import FedAvg, FedProx
+from fedslr.algorithms.feddyn import FedDyn
+from fedslr.algorithms.fedslr import FedSLR
+from fedslr.algorithms.fedspa import FedSpa
+from fedslr.algorithms.ifca import IFCA
+from fedslr.algorithms.layer_split import FedPer, FedRep, LGFedAvg
+from fedslr.algorithms.local import Local
+from fedslr.algorithms.perfedavg import PerFedAvg
+from fedslr.algorithms.pfedme import PFedMe
+from fedslr.algorithms.scaffold import Scaffold
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import CheckpointError, FedslrError, Interrupted, WireError
 from fedslr.core.problem import Problem
