@@ -24,7 +24,7 @@ from fedslr.report.saved_runs import find_runs, unfinished_runs
 from fedslr.run import experiments, recipes, trackers
 from fedslr.run.jobs import Job, JobOutcome
 from fedslr.run.worker_pool import default_workers, run_jobs
-from fedslr.storage.locks import locked
+from fedslr.storage.locks import lock
 
 MAX_REASONS = 5
 """Failed runs whose reasons are printed."""
@@ -115,7 +115,7 @@ def _run_experiment(
     if (home / "config.toml").exists():
         raise FedslrError(f"out: {home} is the folder of a single run; choose another")
     with (
-        locked(home),
+        lock(home),
         ManyDisplay(jobs) as display,
         decoding_progress(Decoding(display.progress)),
         stop_on_signal(display.warn) as stopped,
