@@ -252,11 +252,11 @@ def test_a_negative_weight_is_refused():
         ("Half", None),
         ("Attentive", None),
         ("Unfinished", "algorithm: Unfinished lacks aggregate, broadcast, init_client"),
-        ("Undecorated", "algorithm: Undecorated is no dataclass; write @dataclass"),
-        ("Nameless", "algorithm: Nameless has no name of its own"),
-        ("Slash", "algorithm: Slash has no name of its own"),
-        ("Taken", "algorithm: Taken has the name 'fedavg' of another method; give it its own"),
-        ("doubled", "algorithm.name: got 'own_methods:doubled', expected a class that is a fedslr.Algorithm"),
+        ("Undecorated", "algorithm: Undecorated is not a dataclass; write @dataclass"),
+        ("Nameless", "algorithm: Nameless has no valid name of its own"),
+        ("Slash", "algorithm: Slash has no valid name of its own"),
+        ("Taken", "algorithm: Taken has the name 'fedavg' of another method; choose another name"),
+        ("doubled", "algorithm.name: got 'own_methods:doubled', expected a subclass of fedslr.Algorithm"),
     ],
 )
 def test_a_recipe_names_complete_methods_alone(name, says):

@@ -1168,7 +1168,7 @@ def test_what_cannot_ship_says_where_it_is(tmp_path, command):
         (("export", "node-1", "--global"), "a node's store has its personal model only"),
         (("export", "node-1", "--client", 2), "--client: got 2, but"),
         (("export", "run"), "expected either --client or --global"),
-        (("latency", "run"), "a deployed federation, whose models are exported: fedslr export RUN --global"),
+        (("latency", "run"), "this is a deployed federation; get its models with fedslr export RUN --global"),
     ):
         code, _, err = command(call[0], tmp_path / call[1], *call[2:])
         assert (code, len(err.splitlines()), says in err) == (2, 1, True), err

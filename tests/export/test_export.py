@@ -922,7 +922,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "no folder": (lambda f, p: ["export", p / "none", "--global"], "none: no run in it"),
     "no run": (lambda f, p: ["export", p, "--global"], "no run in it (config.toml is missing)"),
-    "no checkpoint": (lambda f, p: ["export", no_checkpoint(f, p), "--global"], "no checkpoint in it"),
+    "no checkpoint": (lambda f, p: ["export", no_checkpoint(f, p), "--global"], "this folder has no checkpoint"),
     "a folder that cannot be": (
         lambda f, p: ["export", f, "--global", "--out", f / "config.toml" / "x.safetensors"],
         "config.toml/x.safetensors: File exists",

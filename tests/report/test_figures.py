@@ -259,7 +259,7 @@ def test_mistakes_are_answered_with_a_line(command, trained, tmp_path):
         ([run, "--format", "gif"], "--format: got 'gif'"),
         ([run, "--only", "violin"], "violin: it is relative to FedAvg"),
         ([run, "--only", "sensitivity"], "sensitivity: it needs runs that differ in a number"),
-        ([run, "--only", "tsne"], "no checkpoint in it, so there are no models"),
+        ([run, "--only", "tsne"], "this folder has no checkpoint, so it has no models"),
         ([young, "--only", "accuracy"], "accuracy: nothing has been evaluated yet"),
         ([made_here, "--only", "tsne"], "your own data, model, loss or method to fedslr.open_run"),
         ([trained[0], "--only", "tsne", "--client", "3"], "--client: got 3, expected a whole number from 0 to 2"),

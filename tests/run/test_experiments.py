@@ -334,7 +334,7 @@ def test_workers_do_not_outlive_a_killed_parent(recipe, tmp_path):
 
 
 def test_two_comparisons_do_not_share_a_folder(recipe, tmp_path, command):
-    with locks.locked(tmp_path / "out"):
+    with locks.lock(tmp_path / "out"):
         code, _, err = command("compare", recipe, "--out", tmp_path / "out")
     assert code == 2
     assert "another process is running in" in err

@@ -592,7 +592,7 @@ def test_stores_give_back_what_they_were_given(budget, tmp_path):
     states = [{"state": {"p": {"w": torch.randn(4, 3) * i}, "n": i}} for i in range(4)]
     for version, client in enumerate([3, 1, 3, 0], start=1):
         kept.put(client, states[version - 1], version)
-    entries = dict(kept.save())
+    entries = kept.save()
     named = {e.file for e in entries.values()}
     kept.collect(named)
     again = ClientStore(tmp_path, budget=budget)

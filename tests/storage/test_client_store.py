@@ -23,6 +23,7 @@ from fedslr.core.matrix import LowRank
 from fedslr.data.client_data import ClientData
 from fedslr.storage import checkpoint, client_store, tree_files
 from fedslr.storage.client_store import ClientStore
+from fedslr.storage.tree_files import Entry
 from test_checkpoint import STORES, Killed, assert_clean, contents, die_at, run
 
 # --- budgets --------------------------------------------------------------------------------------------------------
@@ -63,6 +64,12 @@ def test_a_budget_needs_no_folder(unlimited):
     assert run(rounds=6, memory_budget=ONE).records[-1]["bytes_up"] == unlimited["records"][-1]["bytes_up"]
 
 
+def saved(kept: ClientStore) -> dict[int, Entry]:
+    """Save a store; return the files of all clients."""
+    kept.save()
+    return dict(kept.entries)
+
+
 def states(count: int) -> list[dict[str, Any]]:
     return [{"state": {"p": {"w": torch.full((5, 5), float(i + 1))}}} for i in range(count)]
 
@@ -86,7 +93,7 @@ def test_memory_holds_what_the_budget_allows_and_nothing_is_lost(budget, cores, 
         for tier in kept._tiers:
             assert tier.bytes == sum(map(client_store.size, tier.states.values())) <= budget
         if version % 20 == 0:
-            entries = dict(kept.save())
+            entries = saved(kept)
             kept.collect(set())
             assert {p.name for p in tmp_path.iterdir()} == {e.file for e in entries.values()}
             assert set(entries) == set(newest)
@@ -134,7 +141,7 @@ def test_prefetched_states_are_those_of_the_files(tmp_path, monkeypatch):
 def test_a_failed_read_ahead_is_the_error_of_a_read(tmp_path):
     kept = ClientStore(tmp_path, budget=0)
     kept.put(0, states(1)[0], 1)
-    (path,) = [tmp_path / e.file for e in kept.save().values()]
+    (path,) = [tmp_path / e.file for e in saved(kept).values()]
     path.write_bytes(b"damaged")
     kept.prefetch([0])
     with pytest.raises(fedslr.CheckpointError, match="SHA-256 does not match"):
@@ -153,7 +160,7 @@ def test_a_failed_write_surfaces_and_loses_nothing(tmp_path, monkeypatch):
         with pytest.raises(fedslr.CheckpointError, match=r"cannot write .*full; make room"):
             kept.save()
     assert float(kept.get(0)["state"]["p"]["w"][0, 0]) == 1
-    assert set(kept.save()) == {0}
+    assert set(saved(kept)) == {0}
     kept.close()
     assert float(kept.get(0)["state"]["p"]["w"][0, 0]) == 1
 
@@ -205,7 +212,7 @@ def test_states_are_written_and_read_at_the_same_time(budget, tmp_path, monkeypa
     kept = ClientStore(tmp_path, budget=budget)
     for client, state in enumerate(states(8)):
         kept.put(client, state, 1)
-    entries = dict(kept.save())
+    entries = saved(kept)
     assert len(entries) == 8
     real = tree_files.read_verified
     monkeypatch.setattr(tree_files, "read_verified", lambda *args: (meeting.wait(), real(*args))[1])
@@ -224,7 +231,7 @@ def test_the_newer_of_two_versions_counts_even_if_it_is_written_first(tmp_path, 
     kept = ClientStore(tmp_path, budget=0)
     for version, state in enumerate(states(2), start=1):
         kept.put(0, state, version)
-    entry = kept.save()[0]
+    entry = saved(kept)[0]
     assert number_of(Path(entry.file)) == (0, 2)
     assert [p.name for p in tmp_path.iterdir()] == [entry.file]
     assert float(tree_files.read_tree(tmp_path, entry)["state"]["p"]["w"][0, 0]) == 2
@@ -246,7 +253,7 @@ def test_one_failed_write_of_many_is_that_of_the_save(failing, tmp_path, monkeyp
         on_write(patch, fail)
         with pytest.raises(fedslr.CheckpointError, match="cannot write"):
             kept.save()
-    entries = kept.save()
+    entries = saved(kept)
     tree_files.verify(tmp_path, entries.values())
     assert {p.name for p in tmp_path.iterdir()} == {e.file for e in entries.values()}
     assert set(entries) == set(range(8))
@@ -287,7 +294,7 @@ def test_a_damaged_file_among_many_is_found(damaged, tmp_path, monkeypatch):
     kept = ClientStore(tmp_path)
     for client, state in enumerate(states(9)):
         kept.put(client, state, 1)
-    entries = kept.save()
+    entries = saved(kept)
     tree_files.verify(tmp_path, entries.values())
     (tmp_path / entries[damaged].file).write_bytes(b"damaged")
     with pytest.raises(fedslr.CheckpointError, match=f"client-00000{damaged}.* SHA-256 does not match"):
@@ -299,7 +306,7 @@ def test_states_on_a_gpu_are_saved_as_they_are(tmp_path):
     kept = ClientStore(tmp_path, device="cuda")
     for client, state in enumerate(states(40)):
         kept.put(client, state, 1)
-    entries = kept.save()
+    entries = saved(kept)
     for client, state in enumerate(states(40)):
         assert torch.equal(tree_files.read_tree(tmp_path, entries[client])["state"]["p"]["w"], state["state"]["p"]["w"])
 
@@ -312,7 +319,7 @@ def test_factors_on_a_gpu_are_multiplied_there(budget, tmp_path):
     full = LowRank(torch.randn(60, 50, device="cuda"), torch.randn(50, 50, device="cuda"), (60, 50))
     kept = ClientStore(tmp_path, "cuda", budget)
     kept.put(0, {"state": {"p": {"w": full}}}, 1)
-    found = tree_files.read_tree(tmp_path, kept.save()[0])["state"]["p"]["w"]
+    found = tree_files.read_tree(tmp_path, saved(kept)[0])["state"]["p"]["w"]
     assert torch.equal(found, full.dense().cpu())
 
 

@@ -1,4 +1,4 @@
-"""The table of methods: a recipe's name to the dataclass that implements it. One file each."""
+"""All methods of the package; `ALGORITHMS` maps the name in a recipe to the dataclass that implements the method."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from fedslr.algorithms.apfl import APFL
 from fedslr.algorithms.designs import GPGD, LPGD, LowRankLowRank, SparseLowRank, SparseSparse
 from fedslr.algorithms.ditto import Ditto
 from fedslr.algorithms.fedamp import FedAMP
-from fedslr.algorithms.fedavg import FedAvg
+from fedslr.algorithms.fedavg import FedAvg, FedProx
 from fedslr.algorithms.feddyn import FedDyn
-from fedslr.algorithms.fedprox import FedProx
 from fedslr.algorithms.fedslr import FedSLR
 from fedslr.algorithms.fedspa import FedSpa
 from fedslr.algorithms.ifca import IFCA
@@ -20,32 +19,6 @@ from fedslr.algorithms.perfedavg import PerFedAvg
 from fedslr.algorithms.pfedme import PFedMe
 from fedslr.algorithms.scaffold import Scaffold
 from fedslr.core.algorithm import Algorithm
-
-METHODS: tuple[type[Algorithm[Any, Any, Any]], ...] = (
-    FedSLR,
-    FedAvg,
-    FedProx,
-    FedDyn,
-    Scaffold,
-    PerFedAvg,
-    LGFedAvg,
-    FedPer,
-    FedRep,
-    Ditto,
-    APFL,
-    PFedMe,
-    FedAMP,
-    IFCA,
-    Local,
-    FedSpa,
-    LPGD,
-    GPGD,
-    SparseSparse,
-    SparseLowRank,
-    LowRankLowRank,
-)
-
-ALGORITHMS: dict[str, type[Algorithm[Any, Any, Any]]] = {cls.name: cls for cls in METHODS}
 
 __all__ = [
     "ALGORITHMS",
@@ -71,3 +44,11 @@ __all__ = [
     "SparseLowRank",
     "SparseSparse",
 ]
+
+_GLOBAL_MODEL = (FedSLR, FedAvg, FedProx, FedDyn, Scaffold)
+_PERSONAL_MODELS = (PerFedAvg, LGFedAvg, FedPer, FedRep, Ditto, APFL, PFedMe, FedAMP, IFCA, Local, FedSpa)
+_OTHER_DESIGNS_OF_FEDSLR = (LPGD, GPGD, SparseSparse, SparseLowRank, LowRankLowRank)
+
+ALGORITHMS: dict[str, type[Algorithm[Any, Any, Any]]] = {
+    cls.name: cls for cls in (*_GLOBAL_MODEL, *_PERSONAL_MODELS, *_OTHER_DESIGNS_OF_FEDSLR)
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedslr.algorithms.averaged import Averaged, PersonalModel
+from fedslr.algorithms.averaged import Averaged, OwnModel, PersonalModel
 from fedslr.core import tree
 from fedslr.core.problem import Problem
 from fedslr.core.scan import scan
@@ -14,15 +14,12 @@ from fedslr.core.types import Batch, LocalData, Params, Payload, Round
 
 
 @dataclass(frozen=True)
-class APFL(Averaged[PersonalModel, tuple[()]]):
-    """A personal model that mixes a local and the global one."""
+class APFL(OwnModel, Averaged[PersonalModel, tuple[()]]):
+    """A personal model that mixes the client's local model with the global model."""
 
     name: ClassVar[str] = "apfl"
 
     alpha: Annotated[float, share, "share α of the local model in the mixture"] = 0.5
-
-    def init_client(self, w: Params) -> PersonalModel:
-        return PersonalModel(w)
 
     def mix(self, u: Params, v: Params) -> Params:
         """αu + (1 − α)v."""
@@ -31,7 +28,7 @@ class APFL(Averaged[PersonalModel, tuple[()]]):
     def local_update(
         self, problem: Problem, client: PersonalModel, ledger: tuple[()], payload: Params, data: LocalData, round: Round
     ) -> tuple[PersonalModel, Payload]:
-        """v ← v − η g(v), then on the same batch with the new v: u ← u − η(α∇f(αu + (1 − α)v) + wd·u)."""
+        """v ← v − η g(v), then on the same batch, with the new v: u ← u − η(α∇f(αu + (1 − α)v) + wd·u)."""
         lr, wd, alpha = round.lr, problem.weight_decay, self.alpha
 
         def step(models: tuple[Params, Params], batch: Batch) -> tuple[Params, Params]:

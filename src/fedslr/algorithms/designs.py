@@ -1,9 +1,9 @@
-"""The designs that the paper's appendix A.2 and A.3 compares with FedSLR.
+"""The designs that appendices A.2 and A.3 of the paper compare with FedSLR.
 
-`lpgd` and `gpgd` solve (P1) by proximal steps without duals: at every local step, or at the server. They replace
-phase I only. The pairs `sparse-sparse`, `sparse-lowrank` and `lowrank-lowrank` (global first; FedSLR is the fourth) are
-FedSLR with other regularizers. Singular values are never thresholded in one-dimensional parameters, nor are those of
-the global part; a sparse personal part is thresholded everywhere.
+`gpgd` and `lpgd` solve (P1) by proximal steps without duals, at the server or at every local step. They replace phase I
+only. `sparse-sparse`, `sparse-lowrank` and `lowrank-lowrank` are FedSLR with other regularizers; the global part's
+comes first. In the global part, one-dimensional parameters are never thresholded. A sparse personal part is thresholded
+everywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedslr.core.scan import scan
 from fedslr.core.schema import non_negative, positive
 from fedslr.core.types import Batch, LocalData, Params, Payload, Round
 
-# --- proximal gradient without duals --------------------------------------------------------------------------------
+# --- proximal gradient descent without duals ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -76,67 +76,47 @@ class LPGD(GPGD):
 # --- other pairs of regularizers ------------------------------------------------------------------------------------
 
 
-def _sparse_matrices(params: Params, threshold: float) -> Factored:
-    return {k: soft_threshold(x, threshold) if is_matrix(x) else x for k, x in params.items()}
-
-
-def fit_low_rank_part(
-    problem: Problem, client: Client, w: Params, data: LocalData, round: Round, penalty: float
-) -> Client:
-    """Phase II: p ← SVT(p − η(∇f(w + p) + wd·p), ημ)."""
-    lr, wd = round.lr, problem.weight_decay
-
-    def step(p: Factored, batch: Batch) -> Factored:
-        full = dense(p)
-        grads = problem.loss_grad(tree.add(w, full), batch)
-        return low_rank(tree.map(lambda p, g: p - lr * (g + wd * p), full, grads), lr * penalty)
-
-    return Client(scan(step, client.p, data.epochs(round.personal_epochs, phase=1)))
-
-
 @dataclass(frozen=True)
-class _Pair(TwoPart):
-    """FedSLR with a chosen pair of regularizers."""
+class LowRankLowRank(TwoPart):
+    """A low-rank global model plus a low-rank personal part (LR+LR)."""
+
+    name: ClassVar[str] = "lowrank-lowrank"
 
     eta_g: Annotated[float, positive, "proximal step size η_g of the server"] = 10.0
     global_penalty: Annotated[float, non_negative, "λ: weight of the global part's regularizer"] = 1e-4
     personal_penalty: Annotated[float, non_negative, "μ: weight of the personal parts' regularizer"] = 1e-3
 
-
-@dataclass(frozen=True)
-class SparseSparse(_Pair):
-    """A sparse global model plus a sparse personal part (S+S)."""
-
-    name: ClassVar[str] = "sparse-sparse"
-
     def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
-        return _sparse_matrices(z, self.global_penalty * self.eta_g)
+        return low_rank(z, self.global_penalty * self.eta_g, last)
 
     def personalize(self, problem: Problem, client: Client, payload: Params, data: LocalData, round: Round) -> Client:
-        return fit_sparse_part(problem, client, payload, data, round, self.personal_penalty)
+        """Phase II: p ← SVT(p − η(∇f(w + p) + wd·p)) with threshold η·μ."""
+        lr, wd = round.lr, problem.weight_decay
+
+        def step(p: Factored, batch: Batch) -> Factored:
+            full = dense(p)
+            grads = problem.loss_grad(tree.add(payload, full), batch)
+            return low_rank(tree.map(lambda p, g: p - lr * (g + wd * p), full, grads), lr * self.personal_penalty)
+
+        return Client(scan(step, client.p, data.epochs(round.personal_epochs, phase=1)))
 
 
 @dataclass(frozen=True)
-class SparseLowRank(_Pair):
+class SparseLowRank(LowRankLowRank):
     """A sparse global model plus a low-rank personal part (S+LR)."""
 
     name: ClassVar[str] = "sparse-lowrank"
 
     def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
-        return _sparse_matrices(z, self.global_penalty * self.eta_g)
-
-    def personalize(self, problem: Problem, client: Client, payload: Params, data: LocalData, round: Round) -> Client:
-        return fit_low_rank_part(problem, client, payload, data, round, self.personal_penalty)
+        threshold = self.global_penalty * self.eta_g
+        return {k: soft_threshold(x, threshold) if is_matrix(x) else x for k, x in z.items()}
 
 
 @dataclass(frozen=True)
-class LowRankLowRank(_Pair):
-    """A low-rank global model plus a low-rank personal part (LR+LR)."""
+class SparseSparse(SparseLowRank):
+    """A sparse global model plus a sparse personal part (S+S)."""
 
-    name: ClassVar[str] = "lowrank-lowrank"
-
-    def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
-        return low_rank(z, self.global_penalty * self.eta_g, last)
+    name: ClassVar[str] = "sparse-sparse"
 
     def personalize(self, problem: Problem, client: Client, payload: Params, data: LocalData, round: Round) -> Client:
-        return fit_low_rank_part(problem, client, payload, data, round, self.personal_penalty)
+        return fit_sparse_part(problem, client, payload, data, round, self.personal_penalty)

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 
-from fedslr.algorithms.averaged import PersonalModel
+from fedslr.algorithms.averaged import OwnModel, PersonalModel
 from fedslr.core import tree
-from fedslr.core.algorithm import Algorithm, LedgerChange
+from fedslr.core.algorithm import LedgerChange
 from fedslr.core.optim import descend
 from fedslr.core.problem import Problem
 from fedslr.core.schema import non_negative, positive
@@ -19,15 +19,15 @@ from fedslr.core.types import LocalData, Params, Payload, Round
 
 class Server(NamedTuple):
     start: Params
-    """The initial model, which a client that never trained is sent."""
+    """The initial model; the server sends it to clients that never trained."""
     models: dict[str, Params]
-    """The last model of every client that trained, by its number."""
+    """The last model of every client that trained, by the client's number."""
     clouds: dict[str, Params]
-    """The mixture that each of these clients is sent."""
+    """The mixture that the server sends to each of these clients."""
 
 
 @dataclass(frozen=True)
-class FedAMP(Algorithm[Server, PersonalModel, tuple[()]]):
+class FedAMP(OwnModel):
     """Every client is drawn to its own mixture of all clients' models, in which similar models weigh more."""
 
     name: ClassVar[str] = "fedamp"
@@ -43,11 +43,8 @@ class FedAMP(Algorithm[Server, PersonalModel, tuple[()]]):
     def init_server(self, w: Params) -> Server:
         return Server(w, {}, {})
 
-    def init_client(self, w: Params) -> PersonalModel:
-        return PersonalModel(w)
-
     def broadcast(self, server: Server, ledger: tuple[()]) -> Payload:
-        """All mixtures. No client is sent all of this: `addressed` returns its own."""
+        """Return all mixtures. `addressed` picks the one that a client is sent."""
         return {"start": server.start, **server.clouds}
 
     def addressed(self, payload: Payload, address: Payload, number: int) -> Payload:
@@ -72,7 +69,7 @@ class FedAMP(Algorithm[Server, PersonalModel, tuple[()]]):
         return Server(server.start, models, {i: self.mixture(w, models) for i, w in models.items()})
 
     def mixture(self, w: Params, models: Mapping[str, Params]) -> Params:
-        """Return u_i of the client whose model is w."""
+        """Return the mixture u_i for the client whose model is w."""
         mixed = w
         for other in models.values():
             apart = tree.sub(other, w)
@@ -80,11 +77,5 @@ class FedAMP(Algorithm[Server, PersonalModel, tuple[()]]):
             mixed = tree.map(lambda u, d, weight=weight: u + weight * d, mixed, apart)
         return mixed
 
-    def personal_model(self, problem: Problem, client: PersonalModel, payload: Params, data: LocalData) -> Params:
-        return client.u
-
     def shared(self, payload: Payload) -> Payload:
         return {}
-
-    def deployed(self, client: PersonalModel, payload: Payload) -> Payload:
-        return {"u": client.u}

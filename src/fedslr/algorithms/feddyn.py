@@ -1,7 +1,7 @@
 """FedDyn: Acar et al., Federated Learning Based on Dynamic Regularization (ICLR 2021).
 
-FedSLR with rank penalty 0 makes exactly these global iterates, with α = 1/η_g. The two files share no equation on
-purpose: each is the other's oracle.
+FedSLR with rank penalty 0 and η_g = 1/α has exactly these global iterates. The two files share no equation on purpose,
+so that each can test the other.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fedslr.core.types import LocalData, Params, Payload, Round
 
 @dataclass(frozen=True)
 class FedDyn(Averaged[tuple[()], Params]):
-    """Local SGD on a loss whose linear and quadratic terms make the clients' optima agree with the server's.
+    """Local SGD on a loss with a linear and a quadratic term, which align the clients' optima with the server's.
 
-    The ledger is the dual γ_i; the server holds their mean h.
+    The ledger is the dual γ_i. The server holds the mean h of all duals.
     """
 
     name: ClassVar[str] = "feddyn"

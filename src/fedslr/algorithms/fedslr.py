@@ -1,14 +1,14 @@
 """FedSLR: Huang et al., Fusion of Global and Local Knowledge for Personalized Federated Learning (TMLR 2023).
 
-Every client's model is w + p_i: a global part with a regularizer R learned together (phase I, solving P1), and a
-personal part with a regularizer R̃ that never leaves the client (phase II, solving P2):
+Every client's model is w + p_i. All clients learn the global part w together under a regularizer R (phase I, solving
+P1). Every client fits its personal part p_i alone under a regularizer R̃ (phase II, solving P2):
 
     (P1)  min_w  1/M Σ f_i(w) + R(w)          (P2)  min_p  f_i(w + p) + R̃(p)
 
-In FedSLR, R(w) = λ Σ_l ‖π(w_l)‖_* makes the global part low-rank and R̃(p) = μ‖p‖₁ the personal part sparse. The
-ledger is the dual γ_i, which tends to ∇f_i(w). The server keeps only the mean of the duals (Algorithm 3), with full or
-partial participation (Algorithm 2). `TwoPart` is the method for any pair of regularizers; `designs.py` has the other
-pairs that the paper discusses.
+In FedSLR, R(w) = λ Σ_l ‖π(w_l)‖_* makes the global part low-rank, and R̃(p) = μ‖p‖₁ makes the personal part sparse.
+The ledger is the dual γ_i, which tends to ∇f_i(w). The server keeps only the mean of the duals (Algorithm 3), with full
+or partial participation (Algorithm 2). `TwoPart` implements the method for any pair of regularizers. `designs.py` has
+the other pairs that the paper discusses.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from fedslr.core.schema import non_negative, positive
 from fedslr.core.types import LocalData, Params, Payload, Round
 
 Factored = dict[str, Tensor | LowRank]
-"""A model whose matrices may be held as factors."""
+"""A model whose matrices may be low-rank factors."""
 
 
 class Server(NamedTuple):
     w: Factored
-    """The global model; after a round every matrix is held as its thresholding gave it."""
+    """The global model; after a round, thresholded matrices are factors."""
 
 
 class Client(NamedTuple):
     p: Factored
-    """The personal part."""
+    """The personal part p_i, zero at the start."""
 
 
 class TwoPart(Algorithm[Server, Client, Params]):
@@ -51,7 +51,7 @@ class TwoPart(Algorithm[Server, Client, Params]):
 
     @abstractmethod
     def prox_global(self, z: Params, last: Factored | None = None) -> Factored:
-        """Return the prox of η_g·R: the threshold is λ·η_g. `last` is the result of the round before."""
+        """Return the proximal operator of η_g·R at z; `last` is the result of the round before."""
 
     def init_server(self, w: Params) -> Server:
         return Server(dict(w))
@@ -63,7 +63,7 @@ class TwoPart(Algorithm[Server, Client, Params]):
         return tree.zeros(w)
 
     def broadcast(self, server: Server, ledger: Params) -> Payload:
-        """The factors of the last aggregation; the channel sends them where they are smaller than the matrix."""
+        """Return the model of the last aggregation. The channel sends factors if they are smaller than the matrix."""
         return dict(server.w)
 
     def local_update(

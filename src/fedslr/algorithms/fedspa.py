@@ -1,10 +1,10 @@
 """FedSpa: Huang et al., Achieving Personalized Federated Learning with Sparse Local Models (2022).
 
-Every client trains the global model under a mask of its own, whose density never changes: after training it prunes the
-smallest of its weights and regrows as many where the dense gradient is largest (RigL: Evci et al., ICML 2020). Layers
-have the densities of Erdős–Rényi kernels (ERK; Mocanu et al., 2018); one-dimensional parameters are always kept and
-count towards the density. Where the papers draw the first mask at random, ours keeps the largest initial weights, which
-are random themselves; positions just pruned may be regrown.
+Every client trains the global model under a mask of its own. The density of a mask never changes: after training, the
+client prunes its smallest weights and regrows as many at the places with the largest dense gradient (RigL: Evci et al.,
+ICML 2020). The layers' densities are those of Erdős–Rényi kernels (ERK; Mocanu et al., 2018). One-dimensional
+parameters are always kept and count towards the density. Two details differ from the papers: the first mask keeps the
+largest initial weights instead of a random choice, and a weight that was just pruned may be regrown.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Client(NamedTuple):
 
 
 def erk_counts(w: Params, density: float) -> dict[str, int]:
-    """Return the number of weights kept in every layer: ⌊density·all⌉ in total, proportional to Σ dims / Π dims.
+    """Return the number of weights to keep in every layer: ⌊density·all⌉ in total, proportional to Σ dims / Π dims.
 
-    A layer that would get more than it has is kept whole, and the others share what is left.
+    A layer that would get more weights than it has is kept whole. The other layers share the rest.
     """
     sizes = {k: x.numel() for k, x in w.items()}
     counts = {k: n for k, n in sizes.items() if not is_matrix(w[k])}
@@ -43,7 +43,7 @@ def erk_counts(w: Params, density: float) -> dict[str, int]:
     if budget < 0:
         least = sum(counts.values()) / sum(sizes.values())
         raise FedslrError(
-            f"density: got {density:g}, but this model's one-dimensional parameters alone are {least:.2g}"
+            f"density: got {density:g}, but this model's one-dimensional parameters alone are {least:.2g}; increase it"
         )
     raw = {k: sum(w[k].shape) for k in open_layers}
     while open_layers:
@@ -57,7 +57,7 @@ def erk_counts(w: Params, density: float) -> dict[str, int]:
             open_layers.remove(k)
     exact = {k: budget * raw[k] / sum(raw[j] for j in open_layers) for k in open_layers}
     counts |= {k: math.floor(x) for k, x in exact.items()}
-    # The rest of the rounding goes to the layers that lost most by it.
+    # Layers that lost most by rounding down get one weight more.
     rest = budget - sum(counts[k] for k in open_layers)
     for k in sorted(open_layers, key=lambda k: counts[k] - exact[k])[:rest]:
         counts[k] += 1
@@ -65,12 +65,12 @@ def erk_counts(w: Params, density: float) -> dict[str, int]:
 
 
 def masked(w: Params, mask: Params) -> Params:
-    """w⊙m. A product would leave negative zeros, which are numbers to the wire."""
+    """Return w⊙m. A product would leave negative zeros, which the encoding counts as values."""
     return tree.map(lambda x, m: torch.where(m, x, 0.0), w, mask)
 
 
 def keep_largest(scores: Tensor, count: int | Tensor) -> Tensor:
-    """True at the `count` largest scores."""
+    """Return a mask that is True at the `count` largest scores."""
     order = scores.flatten().argsort(descending=True, stable=True)
     places = torch.arange(len(order), device=scores.device)
     ranks = torch.zeros_like(order).scatter(0, order, places)
@@ -78,14 +78,14 @@ def keep_largest(scores: Tensor, count: int | Tensor) -> Tensor:
 
 
 def regrow(v: Tensor, gradient: Tensor, mask: Tensor, kept: int, pruned: float | Tensor) -> Tensor:
-    """Drop a share of the kept weights, the smallest, and keep instead as many where the gradient is largest."""
+    """Return a new mask: drop a share of the kept weights, the smallest; keep as many with the largest gradient."""
     moved = torch.as_tensor(pruned * kept, dtype=torch.float64).ceil().clamp(max=v.numel() - kept)
     stay = keep_largest(torch.where(mask, v.abs(), -1.0), kept - moved)
     return stay | keep_largest(torch.where(stay, -1.0, gradient.abs()), moved)
 
 
 def annealed(round: Round) -> float | Tensor:
-    """A cosine from 1 in the first round to 0 after the last; an engine may give the round's number as a tensor."""
+    """Return a cosine from 1 in the first round to 0 after the last; the round's number may be a tensor."""
     angle = math.pi * round.number / round.total
     return (1 + (angle.cos() if isinstance(angle, Tensor) else math.cos(angle))) / 2
 
@@ -108,7 +108,7 @@ class FedSpa(Averaged[Client, tuple[()]]):
         return client.mask
 
     def addressed(self, payload: Payload, address: Payload, number: int) -> Payload:
-        """w⊙m_i: a client is sent its own weights only."""
+        """Return w⊙m_i, the weights that the client keeps."""
         return masked(payload, address)
 
     def local_update(

@@ -1,8 +1,9 @@
 """IFCA: Ghosh et al., An Efficient Framework for Clustered Federated Learning (NeurIPS 2020).
 
-The mean of the uploads is enough for the server: an upload has zeros for the clusters that the client did not train,
-and the one-hot of the one that it did, so that the server can divide by how many clients trained a cluster. Methods
-draw no random numbers, so model j starts as the initial model with the values of every tensor shifted by j places.
+The mean of the uploads is enough for the server. An upload has zeros for every cluster that the client did not train,
+and a one-hot vector that marks the cluster that it did train. The mean of these vectors tells the server how many
+clients trained a cluster. Methods draw no random numbers, so model j starts as the initial model with the values of
+every tensor shifted by j places.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedslr.core.types import LocalData, Params, Payload, Round
 
 class Server(NamedTuple):
     models: dict[str, Params]
-    """The model of every cluster, by its number."""
+    """The model of every cluster, by the cluster's number."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class IFCA(Algorithm[Server, tuple[()], tuple[()]]):
         return ()
 
     def broadcast(self, server: Server, ledger: tuple[()]) -> Payload:
-        """All models, and zeros that give the upload its form."""
+        """Return all models, and zeros in the shape of the upload's one-hot vector."""
         some = next(iter(server.models["0"].values()))
         return {"models": server.models, "choice": some.new_zeros(self.clusters)}
 
     def choose(self, problem: Problem, payload: Payload, data: LocalData) -> tuple[Tensor, Params]:
-        """Return the one-hot of the cluster with the lowest mean loss on the client's data, and its model."""
+        """Return the one-hot vector of the cluster with the lowest mean loss on the client's data, and its model."""
         models = list(payload["models"].values())
         losses = torch.stack([mean_loss(problem, model, data, phase=1) for model in models])
         choice = one_hot(losses.argmin(), self.clusters).to(losses.dtype)
@@ -67,7 +68,7 @@ class IFCA(Algorithm[Server, tuple[()], tuple[()]]):
         return (), {"models": models, "choice": choice}
 
     def aggregate(self, server: Server, ledger: LedgerChange, mean_upload: Any, round: Round) -> Server:
-        """w_j ← w_j + Σ Δ_i / number of clients that chose j."""
+        """w_j ← w_j + Σ Δ_i / (number of clients that chose j)."""
         shares = dict(zip(server.models, mean_upload["choice"].unbind(), strict=True))
 
         def move(j: str, w: Params) -> Params:
@@ -77,7 +78,7 @@ class IFCA(Algorithm[Server, tuple[()], tuple[()]]):
         return Server({j: move(j, w) for j, w in server.models.items()})
 
     def clipped(self, upload: Payload) -> Payload:
-        """The differences: a scaled choice would cancel the bound in the server's division."""
+        """Return the differences. A scaled choice would cancel the bound when the server divides by it."""
         return {"models": upload["models"]}
 
     def personal_model(self, problem: Problem, client: tuple[()], payload: Payload, data: LocalData) -> Params:
@@ -88,6 +89,6 @@ class IFCA(Algorithm[Server, tuple[()], tuple[()]]):
         return models
 
     def deployed(self, client: tuple[()], payload: Payload) -> Payload:
-        """One model: only the client's data could tell which, and all have the same size."""
+        """Return one model. The choice needs the client's data, but all models have the same size."""
         model: Payload = payload["models"]["0"]
         return model

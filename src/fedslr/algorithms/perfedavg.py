@@ -19,7 +19,7 @@ from fedslr.core.types import Batch, LocalData, Params, Payload, Round
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
-    """A global model that one epoch of SGD turns into a good personal one."""
+    """A global model that becomes a good personal model after one epoch of SGD."""
 
     name: ClassVar[str] = "perfedavg"
 
@@ -29,7 +29,7 @@ class PerFedAvg(FedAvg):
     def local_update(
         self, problem: Problem, client: Any, ledger: tuple[()], payload: Params, data: LocalData, round: Round
     ) -> tuple[Any, Payload]:
-        """ṽ = v − α∇f(v; b), then v ← v − β(∇f(ṽ; b') + wd·v), b' being the next batch of the same epoch."""
+        """ṽ = v − α∇f(v; b), then v ← v − β(∇f(ṽ; b') + wd·v), where b' is the next batch of the same epoch."""
         beta, wd = self.beta * round.decay, problem.weight_decay
 
         def step(v: Params, batches: tuple[Batch, Batch]) -> Params:
@@ -39,7 +39,7 @@ class PerFedAvg(FedAvg):
         return client, tree.sub(scan(step, payload, data.pairs(round.epochs)), payload)
 
     def personal_model(self, problem: Problem, client: Any, payload: Params, data: LocalData) -> Params:
-        """One epoch of plain SGD of step α, without weight decay, on the client's training data."""
+        """Run one epoch of plain SGD with step α, without weight decay, on the client's training data."""
 
         def step(v: Params, batch: Batch) -> Params:
             return tree.map(lambda v, g: v - self.alpha * g, v, problem.loss_grad(v, batch))

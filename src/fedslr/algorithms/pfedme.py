@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from fedslr.algorithms.averaged import Averaged, PersonalModel, Server
+from fedslr.algorithms.averaged import Averaged, OwnModel, PersonalModel, Server
 from fedslr.core import tree
 from fedslr.core.algorithm import LedgerChange
 from fedslr.core.problem import Problem
@@ -15,23 +15,20 @@ from fedslr.core.types import Batch, LocalData, Params, Payload, Round
 
 
 @dataclass(frozen=True)
-class PFedMe(Averaged[PersonalModel, tuple[()]]):
+class PFedMe(OwnModel, Averaged[PersonalModel, tuple[()]]):
     """Personal models θ_i that a Moreau envelope keeps near the global model."""
 
     name: ClassVar[str] = "pfedme"
 
     lam: Annotated[float, non_negative, "λ: strength of the pull ½λ‖θ − w‖² to the global model"] = 15.0
     inner_steps: Annotated[int, countable, "gradient steps K towards θ on every batch"] = 5
-    inner_lr: Annotated[float, positive, "step size of these steps; it does not decay"] = 0.01
+    inner_lr: Annotated[float, positive, "step size η' of these steps; it does not decay"] = 0.01
     beta: Annotated[float, fraction, "share β of the clients' mean in the new global model"] = 1.0
-
-    def init_client(self, w: Params) -> PersonalModel:
-        return PersonalModel(w)
 
     def local_update(
         self, problem: Problem, client: PersonalModel, ledger: tuple[()], payload: Params, data: LocalData, round: Round
     ) -> tuple[PersonalModel, Payload]:
-        """K steps θ ← θ − η'(g(θ) + λ(θ − w)) on a batch, then w ← w − ηλ(w − θ)."""
+        """On every batch K steps θ ← θ − η'(g(θ) + λ(θ − w)), then w ← w − ηλ(w − θ)."""
 
         def step(models: tuple[Params, Params], batch: Batch) -> tuple[Params, Params]:
             w, theta = models
@@ -46,9 +43,3 @@ class PFedMe(Averaged[PersonalModel, tuple[()]]):
     def aggregate(self, server: Server, ledger: LedgerChange, mean_upload: Any, round: Round) -> Server:
         """w ← (1 − β)w + β·mean."""
         return super().aggregate(server, ledger, tree.map(lambda d: self.beta * d, mean_upload), round)
-
-    def personal_model(self, problem: Problem, client: PersonalModel, payload: Params, data: LocalData) -> Params:
-        return client.u
-
-    def deployed(self, client: PersonalModel, payload: Payload) -> Payload:
-        return {"u": client.u}

@@ -17,9 +17,10 @@ from fedslr.core.types import LocalData, Params, Payload, Round
 
 @dataclass(frozen=True)
 class Scaffold(Averaged[tuple[()], Params]):
-    """Local SGD whose drift is corrected by control variates; they travel too, so it sends twice as much.
+    """Local SGD whose client drift is corrected by control variates.
 
-    The ledger is the control c_i; the server holds their mean c. The update of c_i is right for plain SGD only.
+    Control variates travel beside the model, so SCAFFOLD sends twice as much as FedAvg. The ledger is the control
+    variate c_i. The server holds their mean c. The update of c_i is right for plain SGD only.
     """
 
     name: ClassVar[str] = "scaffold"
@@ -33,7 +34,7 @@ class Scaffold(Averaged[tuple[()], Params]):
     def local_update(
         self, problem: Problem, client: tuple[()], ledger: Params, payload: Payload, data: LocalData, round: Round
     ) -> tuple[tuple[()], Payload]:
-        """v ← v − η(g(v) − c_i + c); the change of c_i is −c + (w − v)/(Kη) with K the number of local steps."""
+        """v ← v − η(g(v) − c_i + c); c_i changes by −c + (w − v)/(Kη), where K is the number of local steps."""
         w, c = payload["w"], payload["c"]
         control = lambda g, v, own, c: g - own + c  # noqa: E731
         v = descend(problem, w, data.epochs(round.epochs), round, correct=control, given=(ledger, c))
@@ -49,7 +50,7 @@ class Scaffold(Averaged[tuple[()], Params]):
         return Server(tree.add(server.w, mean_upload["w"]))
 
     def clipped(self, upload: Payload) -> Payload:
-        """The model's part: controls have another scale."""
+        """Return the model's part, because control variates have another scale."""
         return {"w": upload["w"]}
 
     def shared(self, payload: Payload) -> Payload:

@@ -1,6 +1,6 @@
-"""The quantities of the paper's convergence theory, to be watched while a run goes on.
+"""Quantities of the paper's convergence theory, computed after a round when `diagnostics = true`.
 
-With weight decay every f_i here includes wd/2·‖·‖², as the algorithm's gradients do.
+With weight decay, every f_i here includes wd/2·‖·‖², because the algorithm's gradients include it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,21 @@ from fedslr.core.prox import nuclear_norm, soft_threshold
 from fedslr.core.types import Batch, Params
 
 GRADIENT_BATCH = 1024
-"""Samples per gradient of the full objective."""
+"""The number of samples per batch of the full objective."""
 
 
 class Objective:
-    """One client's f_i over all of its training data."""
+    """The objective f_i of one client over all of its training data."""
 
     def __init__(
         self, problem: Problem, x: Tensor, y: Tensor, prepare: Callable[[Tensor], Tensor] = torch.clone
     ) -> None:
-        self.problem, self._prepare = problem, prepare
-        self._batches = [
-            Batch(x[i : i + GRADIENT_BATCH], y[i : i + GRADIENT_BATCH]) for i in range(0, len(y), GRADIENT_BATCH)
-        ]
-        self._shares = [len(b.y) / len(y) for b in self._batches]
+        self.problem, self._x, self._y, self._prepare = problem, x, y, prepare
 
     def _parts(self) -> Iterator[tuple[float, Batch]]:
         """Yield every batch with its share of the data."""
-        for share, batch in zip(self._shares, self._batches, strict=True):
-            yield share, Batch(self._prepare(batch.x), batch.y)
+        for x, y in zip(self._x.split(GRADIENT_BATCH), self._y.split(GRADIENT_BATCH), strict=True):
+            yield len(y) / len(self._y), Batch(self._prepare(x), y)
 
     def value(self, w: Params) -> Tensor:
         """f_i(w)."""
@@ -55,7 +51,7 @@ class Objective:
         return tree.map(lambda g, w: g - self.problem.weight_decay * w, self.gradient(w), w)
 
     def curvature(self, w: Params, steps: int = 20, tolerance: float = 1e-3) -> float:
-        """The largest eigenvalue of ∇²f_i(w) in size, by power iteration: a lower estimate of the smoothness L."""
+        """Return the largest |eigenvalue| of ∇²f_i(w) by power iteration, a lower estimate of the smoothness L."""
         generator = torch.Generator().manual_seed(0)
         v = tree.map(lambda x: torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device), w)
         estimate = 0.0
@@ -95,10 +91,10 @@ def potential(
 
 
 def stationarity(w: Mapping[str, Tensor | LowRank], gradient: Params, rank_penalty: float) -> float:
-    """dist(0, ∇f(w) + ∂R(w)), the residual of (P1), exactly.
+    """Return dist(0, ∇f(w) + ∂R(w)), the exact residual of (P1).
 
     For W = U Σ Vᵀ the subdifferential of ‖·‖_* is {U Vᵀ + Z : UᵀZ = 0, ZV = 0, ‖Z‖₂ ≤ 1}, so the distance has
-    two parts: ∇f + λ U Vᵀ on the tangent space, and the excess over λ of the singular values of what is normal to it.
+    two parts: ∇f + λ U Vᵀ on the tangent space, and the excess over λ of the singular values of the normal part of ∇f.
     """
     squares = 0.0
     for name, x in w.items():
@@ -117,7 +113,7 @@ def stationarity(w: Mapping[str, Tensor | LowRank], gradient: Params, rank_penal
 
 
 def _directions(x: Tensor | LowRank) -> tuple[Tensor, Tensor]:
-    """The left and right singular vectors of a layer that belong to singular values other than zero."""
+    """Return the left and right singular vectors of a layer whose singular values are not zero."""
     if isinstance(x, LowRank):
         return x.u / x.u.norm(dim=0), x.v
     u, s, vh = torch.linalg.svd(to_matrix(x), full_matrices=False)
@@ -127,7 +123,7 @@ def _directions(x: Tensor | LowRank) -> tuple[Tensor, Tensor]:
 
 
 def gradient_mapping(w: Params, p: Params, objective: Objective, lr: float, l1_penalty: float) -> float:
-    """‖(p − prox_{ημ‖·‖₁}(p − η ∇f_i(w + p)))/η‖, the residual of (P2); the weight decay acts on p."""
+    """Return ‖(p − prox_{ημ‖·‖₁}(p − η ∇f_i(w + p)))/η‖, the residual of (P2); the weight decay acts on p."""
     grads = objective.data_gradient(tree.add(w, p))
     wd = objective.problem.weight_decay
     mapped = tree.map(lambda p, g: (p - soft_threshold(p - lr * (g + wd * p), lr * l1_penalty)) / lr, p, grads)
@@ -160,6 +156,6 @@ def diagnose(run: RunView, eta_g: float, rank_penalty: float, l1_penalty: float)
         return Diagnosis(figures)
     return Diagnosis(
         figures,
-        f"eta_g = {eta_g:g} is above 1/(2L) = {bound:.3g}, with L as estimated in round {run.round.number + 1}: "
-        "the convergence theory does not cover it",
+        f"eta_g = {eta_g:g} is above 1/(2L) = {bound:.3g}, with L estimated in round {run.round.number + 1}; "
+        "the convergence theory covers smaller values only",
     )

@@ -1,9 +1,9 @@
-"""Messages: trees of tensors as bytes, and the only place that counts them.
+"""Encode trees of tensors as messages, and decode messages. Only this room counts bytes.
 
 Every tensor takes the smallest of four lossless encodings:
 
-    dense     all numbers
-    factors   u and v of a low-rank matrix, where r(m + n) < mn
+    dense     all values
+    factors   u and v of a low-rank matrix, if r(m + n) < mn
     bitmap    one bit per position, then the non-zeros
     indices   32- or 64-bit positions of the non-zeros, then the non-zeros
 
@@ -11,9 +11,9 @@ A message is a short frame around a safetensors body:
 
     magic "FSLR" · version · length of the body · CRC-32 of the body · body
 
-The body describes itself: its entry `header` is JSON that lists, for every leaf of the tree, its path, encoding,
-element type and shape. `decode` trusts nothing: it raises a WireError for anything but a well-formed, finite message of
-acceptable size. `measuring` computes the exact size of a message without encoding it.
+The body describes itself. Its entry `header` is JSON that lists the path, encoding, element type and shape of every
+leaf of the tree. `decode` trusts nothing: it raises a WireError unless the message is well-formed, finite and within
+the limits. `measuring` computes the exact size of a message without encoding it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ import zlib
 from typing import NamedTuple
 
 import safetensors.numpy
-import torch
 from safetensors import SafetensorError
 
 from fedslr.channel.layout import FRAME_HEADER, Array, Size
 from fedslr.channel.packing import MAX_NUMBERS, pack, unpack
 from fedslr.core.errors import WireError
-from fedslr.core.factored import to_device
 from fedslr.core.tree import Tree
 
 MAGIC = b"FSLR"
 VERSION = 1
 MAX_BYTES = 2**33
-"""The largest message that `decode` accepts unless told otherwise."""
+"""The largest message in bytes that `decode` accepts by default."""
 
 
 class Message(NamedTuple):
-    """An encoded tree: its bytes, and the numbers in it, which the paper's tables count."""
+    """An encoded tree: its bytes, and how many numbers it holds, which the paper's tables count."""
 
     data: bytes
     numbers: int
@@ -49,16 +47,16 @@ class Message(NamedTuple):
 
 
 NOTHING = Message(b"", 0)
-"""No message at all, from a method that has nothing to send."""
+"""The absence of a message, if a method has nothing to send."""
 
 
 def frame_header(body: bytes) -> bytes:
-    """Return the bytes before a body."""
+    """Return the bytes that precede a body."""
     return FRAME_HEADER.pack(MAGIC, VERSION, len(body), zlib.crc32(body))
 
 
 def seal(body: bytes) -> bytes:
-    """Return the message of a body."""
+    """Return the message with this body."""
     return frame_header(body) + body
 
 
@@ -68,23 +66,16 @@ def encode(tree: Tree) -> Message:
     return Message(seal(b"".join(packed.pieces())), packed.numbers)
 
 
-def decode(
-    data: bytes,
-    *,
-    device: torch.device | str = "cpu",
-    max_bytes: int = MAX_BYTES,
-    max_numbers: int = MAX_NUMBERS,
-) -> Tree:
-    """Return the tree of a message; refuse anything but a well-formed, finite message within the limits.
+def decode(data: bytes, *, max_bytes: int = MAX_BYTES, max_numbers: int = MAX_NUMBERS) -> Tree:
+    """Return the tree of a message, with tensors on the CPU.
 
     Args:
-        data: The bytes as they arrived; they may be hostile.
-        device: The device of the tensors.
-        max_bytes: The most bytes of the message.
-        max_numbers: The most numbers of all decoded tensors together.
+        data: The bytes as they arrived. They may be hostile.
+        max_bytes: The largest accepted message in bytes.
+        max_numbers: The most values that all decoded tensors may have together.
 
     Raises:
-        WireError: The message is not acceptable; the error says why.
+        WireError: The message is malformed, has values that are not finite, or exceeds a limit.
     """
     if len(data) > max_bytes:
         raise WireError(f"the message has {len(data)} bytes, more than the {max_bytes} allowed")
@@ -92,17 +83,16 @@ def decode(
     expected = frame_header(body)
     same_format = len(MAGIC) + 2
     if start[:same_format] != expected[:same_format]:
-        raise WireError(f"this is no fedslr message of version {VERSION}")
+        raise WireError(f"this is not a fedslr message of version {VERSION}")
     if start != expected:
         raise WireError("the message was truncated or damaged: its length or checksum does not match")
-    tree = unpack(load_arrays(body), max_numbers)
-    return to_device(tree, device) if torch.device(device).type != "cpu" else tree
+    return unpack(load_arrays(body), max_numbers)
 
 
 def load_arrays(body: bytes) -> dict[str, Array]:
-    """Return the arrays of a safetensors body; refuse a malformed one."""
+    """Return the arrays of a safetensors body; raise a WireError if the body is malformed."""
     try:
         return safetensors.numpy.load(body)
-    # Element types that numpy has no name for surface as KeyError, TypeError or ValueError.
+    # Element types that numpy does not know raise KeyError, TypeError or ValueError.
     except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise WireError("the message's body is malformed") from error

@@ -19,21 +19,7 @@ FRAME_HEADER = struct.Struct("<4sHQI")
 """Magic, version, length and CRC-32 of the body."""
 
 MAX_INDEX_ENTRY = 96
-"""The most bytes that one more array costs in the body's index: an encoding must save more than that."""
-
-ELEMENT_TYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
-}
-"""The types of tensors that can be sent, by their names in a header."""
-
-ELEMENT_NAMES = {element: name for name, element in ELEMENT_TYPES.items()}
+"""The most bytes that one more array adds to the body's index. A sparse encoding must save more than that."""
 
 SAFETENSORS_NAMES = {
     torch.int64: "I64",
@@ -45,7 +31,15 @@ SAFETENSORS_NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The names of types in a safetensors file, in the order of its arrays. bfloat16 is stored as int16 (as in numpy)."""
+"""The names that safetensors gives to the types of tensors that can be sent, in the order of the arrays of a file.
+
+bfloat16 is stored as int16, because numpy has no bfloat16.
+"""
+
+ELEMENT_NAMES = {element: str(element).removeprefix("torch.") for element in SAFETENSORS_NAMES}
+"""The names of the types in a header."""
+
+ELEMENT_TYPES = {name: element for element, name in ELEMENT_NAMES.items()}
 
 ARRAY_SUFFIXES = {
     "dense": ("",),
@@ -53,23 +47,23 @@ ARRAY_SUFFIXES = {
     "bitmap": (".values", ".bitmap"),
     "indices": (".values", ".indices"),
 }
-"""The endings of the names of a tensor's arrays, by its encoding."""
+"""The suffixes of the names of a tensor's arrays, by encoding."""
 
 Array = np.ndarray[Any, Any]
 
 HeaderLine = tuple[Path, str, str, Any]
-"""A leaf in the header: its path, encoding, element type and shape; a plain value stands in place of the shape."""
+"""A leaf in the header: its path, encoding, element type and shape. Plain values are stored in place of the shape."""
 
 
 class Size(NamedTuple):
-    """The cost of a message: its bytes, and its numbers, which the paper's tables count."""
+    """The cost of a message: its bytes, and how many numbers it holds, which the paper's tables count."""
 
     bytes: int
     numbers: int
 
 
 class ArraySpec(NamedTuple):
-    """The type and shape of an array of a body."""
+    """The type and shape of an array in a body."""
 
     element: torch.dtype
     shape: tuple[int, ...]
@@ -83,7 +77,7 @@ class ArraySpec(NamedTuple):
 
 
 class LeafPlan(NamedTuple):
-    """The encoding of a leaf: its header line, its arrays by the ending of their names, the numbers they hold."""
+    """The encoding of a leaf: its header line, its arrays by suffix, and how many numbers the arrays hold."""
 
     line: HeaderLine
     arrays: dict[str, ArraySpec]
@@ -91,7 +85,7 @@ class LeafPlan(NamedTuple):
 
 
 def index_type(size: int) -> torch.dtype:
-    """Return the type of the positions in a tensor of so many elements."""
+    """Return the integer type for positions in a tensor of `size` elements."""
     return torch.int32 if size < 2**31 else torch.int64
 
 
@@ -99,9 +93,9 @@ def choose_encoding(size: int, width: int, count: int) -> str:
     """Return the smallest encoding of a tensor.
 
     Args:
-        size: The number of its elements.
-        width: The bytes of one element.
-        count: The number of elements that are not zero.
+        size: The number of elements.
+        width: The bytes per element.
+        count: The number of non-zero elements.
     """
     if size * width <= MAX_INDEX_ENTRY:
         return "dense"
@@ -114,9 +108,9 @@ def choose_encoding(size: int, width: int, count: int) -> str:
 
 
 def array_specs(kind: str, element: torch.dtype, shape: tuple[int, ...], count: int) -> dict[str, ArraySpec]:
-    """Return the arrays of an encoded tensor by the ending of their names.
+    """Return the specifications of an encoded tensor's arrays by suffix.
 
-    `count` is the rank of factors, and the number of non-zero elements in a sparse encoding.
+    `count` is the rank of factors, or the number of non-zero elements in a sparse encoding.
     """
     size = prod(shape)
     if kind == "dense":
@@ -131,7 +125,7 @@ def array_specs(kind: str, element: torch.dtype, shape: tuple[int, ...], count: 
 
 
 def plan_leaf(path: Path, leaf: Any, nonzeros: int = 0) -> LeafPlan:
-    """Return the encoding of a leaf in its smaller form, given the number of non-zero elements of a tensor."""
+    """Return the encoding of a leaf; `nonzeros` is the number of non-zero elements of a tensor."""
     if isinstance(leaf, dict):
         return LeafPlan((path, "empty", "", ()), {}, 0)
     if not isinstance(leaf, Tensor | LowRank):
@@ -147,17 +141,18 @@ def plan_leaf(path: Path, leaf: Any, nonzeros: int = 0) -> LeafPlan:
 
 
 def describe_body(plans: Sequence[LeafPlan]) -> tuple[bytes, dict[str, ArraySpec]]:
-    """Return the header of planned leaves, and all arrays of their body, the header among them."""
+    """Return the header of planned leaves, and the specifications of all arrays in their body, including the header."""
     header = json.dumps([plan.line for plan in plans], separators=(",", ":"), allow_nan=False).encode()
     arrays = {f"{i}{ending}": spec for i, plan in enumerate(plans) for ending, spec in plan.arrays.items()}
     return header, {**arrays, "header": ArraySpec(torch.uint8, (len(header),))}
 
 
 def safetensors_layout(arrays: Mapping[str, ArraySpec]) -> tuple[bytes, list[str]]:
-    """Return the bytes that safetensors writes before some arrays, and the order of the arrays.
+    """Return the bytes that safetensors writes before the arrays, and the order of the arrays.
 
-    Eight bytes of length, the index as JSON padded to a multiple of eight, then the arrays, ordered by element type and
-    name. The index says where each array lies, so that the order decides how many digits it has.
+    A file has eight bytes for the length of the index, the index as JSON padded to a multiple of eight bytes, then the
+    arrays ordered by element type and name. The index holds the offsets of the arrays, so its length depends on their
+    order.
     """
     rank = {element: place for place, element in enumerate(SAFETENSORS_NAMES)}
     index: dict[str, Any] = {}

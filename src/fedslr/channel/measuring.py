@@ -1,4 +1,4 @@
-"""The exact size of messages that are never built."""
+"""Compute the exact size of messages without encoding them."""
 
 from __future__ import annotations
 
@@ -14,31 +14,29 @@ from fedslr.core.factored import Path
 from fedslr.core.tree import Tree
 
 BIT_PATTERN_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers by their bytes. As a bit pattern a negative zero is not zero, so that every encoding is exact."""
+"""Integer types by bytes per element. The bit pattern of −0.0 is not zero, so every encoding keeps it."""
 
 
 def measure(tree: Tree) -> Size:
-    """Return `encode(tree).size` without encoding: only one number per tensor leaves the device, in one transfer.
+    """Return `encode(tree).size` without encoding. One number per tensor leaves the device, in a single transfer.
 
-    NaN and infinity are not looked for.
+    NaN and infinity are not detected.
     """
     leaves = list(leaves_to_send(tree))
     return _size(leaves, _count([x[None] for _, x in leaves if isinstance(x, Tensor)])[0].tolist())
 
 
-def nonzeros(tree: Tree, stacked: bool) -> Tensor:
-    """Count the elements of each tensor that are not zero as bit patterns, without waiting for the device.
+def nonzeros(tree: Tree) -> Tensor:
+    """Count the non-zero bit patterns in every client's part of a stacked tree, without waiting for the device.
 
-    Returns:
-        A tensor (clients, tensors) for a stacked tree, whose tensors have the clients as their first axis; else
-        (tensors,). Tensors are in the order of the leaves. Factors count as the dense tensor if they are sent as one.
+    The tensors of a stacked tree have the clients as their first axis. The result has the shape (clients, tensors),
+    with the tensors in the order of the leaves.
     """
-    tensors = [leaf for _, leaf in leaves_to_send(tree) if isinstance(leaf, Tensor)]
-    return _count(tensors) if stacked else _count([x[None] for x in tensors])[0]
+    return _count([leaf for _, leaf in leaves_to_send(tree) if isinstance(leaf, Tensor)])
 
 
 def sizes(tree: Tree, counts: Array | Tensor) -> list[Size]:
-    """Return the size of every client's part of a stacked tree, given its `nonzeros` in the host's memory."""
+    """Return the size of every client's part of a stacked tree; `counts` are its `nonzeros` in host memory."""
     rows = [tuple(row) for row in counts.tolist()]
     if not rows:
         return []
@@ -48,21 +46,21 @@ def sizes(tree: Tree, counts: Array | Tensor) -> list[Size]:
 
 
 def _count(tensors: Sequence[Tensor]) -> Tensor:
-    """Return (clients, tensors): the bit patterns that are not zero in each client's part of each tensor."""
+    """Return the number of non-zero bit patterns in each client's part of each tensor, shaped (clients, tensors)."""
     if not tensors:
         return torch.zeros(1, 0, dtype=torch.int64)
     counts = []
     for x in tensors:
-        # A view keeps whatever strides there are; a last axis of 1 gives even a scalar per client one to sum over.
+        # A view keeps the strides. The added last axis of size 1 lets one scalar per client be summed, too.
         patterns = x.detach().view(BIT_PATTERN_TYPES[x.element_size()]).unsqueeze(-1)
         counts.append((patterns != 0).sum(dim=tuple(range(1, patterns.ndim))))
-    # A tree may keep a counter or two on the CPU; they go to where the model is, which waits for nothing.
+    # Some counters may lie on the CPU. Copying them to the device of the model does not wait.
     device = next((c.device for c in counts if c.device.type != "cpu"), counts[0].device)
     return torch.stack([c.to(device, non_blocking=True) for c in counts], dim=1)
 
 
 def _size(leaves: Iterable[tuple[Path, Any]], counts: Iterable[int]) -> Size:
-    """Return the size of a message of these leaves, given the non-zeros of each tensor among them, in order."""
+    """Return the size of a message with these leaves; `counts` are the non-zeros of its tensors, in order."""
     left = iter(counts)
     plans = [plan_leaf(path, leaf, next(left) if isinstance(leaf, Tensor) else 0) for path, leaf in leaves]
     _, arrays = describe_body(plans)
@@ -70,5 +68,5 @@ def _size(leaves: Iterable[tuple[Path, Any]], counts: Iterable[int]) -> Size:
 
 
 def _body_bytes(arrays: Mapping[str, ArraySpec]) -> int:
-    """Return the length of the safetensors body of such arrays."""
+    """Return the length in bytes of the safetensors body with these arrays."""
     return len(safetensors_layout(arrays)[0]) + sum(spec.bytes for spec in arrays.values())

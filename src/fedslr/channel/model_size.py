@@ -1,4 +1,4 @@
-"""The size of models in parameters, and the paper's unit of communication."""
+"""Count the parameters of models, and convert to the paper's unit of communication."""
 
 from __future__ import annotations
 
@@ -15,26 +15,31 @@ from fedslr.core.tree import Tree, leaves
 
 
 def gigabytes(numbers: float) -> float:
-    """Return the paper's unit of communication: four bytes for every number sent, up or down, in 10⁹ bytes."""
+    """Return the paper's gigabytes: four bytes for every number sent in either direction, in 10⁹ bytes."""
     return numbers * 4 / 1e9
 
 
 PAPER_MODEL = 11_173_952
-"""The paper's ResNet18 with ten classes. Its tables scale every model to this size, whatever its number of classes."""
+"""The parameters of the paper's ResNet18 with ten classes. The paper's tables scale models with more classes to it."""
 
 
 def paper_gigabytes(numbers: float, dense: int) -> float:
-    """Return the figure of the paper's Table 2: the share of a dense model that was sent, times `PAPER_MODEL`."""
+    """Return communication as in the paper's Table 2.
+
+    Args:
+        numbers: How many numbers were sent in both directions.
+        dense: The parameters of the dense model.
+    """
     return gigabytes(numbers / dense * PAPER_MODEL)
 
 
 def parameters(tree: Tree) -> int:
-    """Return the parameters that a model must store: factors where they are smaller, non-zeros elsewhere."""
+    """Return how many parameters a model stores: factors if they are smaller than the matrix, otherwise non-zeros."""
     return parameters_of([tree])[0]
 
 
 def parameters_of(trees: Sequence[Tree]) -> list[int]:
-    """Return `parameters` of several models of one kind; a GPU is waited for only once."""
+    """Return `parameters` of several models of the same form; wait for a GPU only once."""
     totals = [0] * len(trees)
     counts: dict[torch.device, list[Tensor]] = {}
     for of_all in zip(*(leaves(tree) for tree in trees), strict=True):
@@ -53,18 +58,18 @@ def parameters_of(trees: Sequence[Tree]) -> list[int]:
 
 
 def _nonzeros(tensors: Sequence[Tensor]) -> Tensor:
-    """Count the non-zeros of each of several tensors of one shape."""
+    """Return the number of non-zeros in each of several tensors of the same shape."""
     first = tensors[0]
     if all(x is first for x in tensors):
         return torch.count_nonzero(first).expand(len(tensors))
     if first.is_cuda:
-        # Few operations on much at a time.
+        # One operation on all tensors needs fewer kernel launches.
         return (torch.stack(list(tensors)) != 0).flatten(1).sum(1)
     return torch.stack([torch.count_nonzero(x) for x in tensors])
 
 
 class Sizes(NamedTuple):
-    """The parameters that a deployed model stores."""
+    """How many parameters the dense, the global and every client's personal model store."""
 
     dense: int
     global_: int

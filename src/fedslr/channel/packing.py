@@ -1,4 +1,4 @@
-"""Trees to named arrays and back."""
+"""Convert trees to named arrays for safetensors, and back."""
 
 from __future__ import annotations
 
@@ -39,42 +39,37 @@ from fedslr.core.matrix import LowRank
 from fedslr.core.tree import Tree
 
 MAX_NUMBERS = 2**28
-"""The most numbers that a message may decode to, unless the caller says otherwise."""
+"""The most values that a message may decode to by default."""
 NO_LIMIT = 2**62
-"""For `max_numbers`, where the bytes are known not to be hostile."""
+"""The `max_numbers` for bytes that come from a trusted source."""
 MAX_DEPTH = 16
-"""The most keys of a path."""
+"""The most keys in a path."""
 MAX_AXES = 16
 MAX_SIDE = 2**40
 
 
 class Packed(NamedTuple):
-    """A tree as named arrays for safetensors, the numbers of the model in them, and the type and shape of each."""
+    """A tree as named arrays for safetensors, how many numbers they hold, and the type and shape of each array."""
 
     arrays: dict[str, Array]
     numbers: int
     specs: dict[str, ArraySpec]
 
     def pieces(self) -> list[Bytes]:
-        """Return the body that safetensors makes of the arrays, byte for byte, in pieces that copy none of them."""
+        """Return the body that safetensors would write, in pieces that share the memory of the arrays."""
         index, names = safetensors_layout(self.specs)
-        return [index, *(little_endian_bytes(self.arrays[name]) for name in names)]
+        return [index, *(self.arrays[name].reshape(-1).view(np.uint8).data for name in names)]
 
 
 def to_array(x: Tensor) -> Array:
-    """Return a tensor as a numpy array; bfloat16 as int16."""
+    """Return a tensor as a numpy array; bfloat16 becomes int16."""
     x = x.detach().cpu().contiguous()
     array: Array = (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
     return array
 
 
-def little_endian_bytes(array: Array) -> memoryview:
-    """Return the bytes of an array, lowest byte first; a view on a machine that stores them so."""
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8).data
-
-
 def is_plain_value(value: Any) -> bool:
-    """Return whether a value can be part of a header: None, a text, a boolean or a finite number."""
+    """Return whether a value can be part of a header: None, a string, a boolean or a finite number."""
     return value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
 
 
@@ -87,7 +82,7 @@ def leaves_to_send(tree: Tree) -> Iterator[tuple[Path, Any]]:
         ):
             kind = f"tensor of {parts[0].dtype}" if parts else type(leaf).__name__
             raise WireError(
-                f"'{path_name(path)}' is a {kind}, which cannot be sent; expected real tensors, texts, booleans or "
+                f"'{path_name(path)}' is a {kind}, which cannot be sent; expected real tensors, strings, booleans or "
                 "finite numbers"
             )
         yield path, smaller_form(leaf)
@@ -113,7 +108,7 @@ def _encode(path: Path, leaf: Any) -> tuple[LeafPlan, list[Array]]:
     if not isinstance(leaf, Tensor):
         return plan_leaf(path, leaf), [to_array(x) for x in tensors_of(leaf)]
     array = to_array(leaf)
-    # Bit patterns are compared, so that a negative zero counts as a number and every encoding is exact.
+    # Comparing bit patterns keeps −0.0, so that every encoding is lossless.
     flat = array.reshape(-1)
     nonzero = flat.view(f"u{flat.itemsize}") != 0
     plan = plan_leaf(path, leaf, int(np.count_nonzero(nonzero)))
@@ -127,7 +122,7 @@ def _encode(path: Path, leaf: Any) -> tuple[LeafPlan, list[Array]]:
 
 
 def unpack(arrays: dict[str, Array], max_numbers: int = MAX_NUMBERS) -> Tree:
-    """Return the tree of `pack`; verify every claim of the header, for the sender may be hostile."""
+    """Return the tree that `pack` encoded. Verify every claim of the header, because the sender may be hostile."""
     tree: Tree = {}
     lines = _header(arrays)
     described = {f"{i}{ending}" for i, line in enumerate(lines) for ending in ARRAY_SUFFIXES.get(line[1], ())}
@@ -139,7 +134,7 @@ def unpack(arrays: dict[str, Array], max_numbers: int = MAX_NUMBERS) -> Tree:
         if kind not in ARRAY_SUFFIXES:
             _place(tree, path, shape if kind == "plain" else {})
             continue
-        # A side of zero must not hide large ones: torch cannot hold such a shape either.
+        # Count a side of zero as one: torch cannot hold a shape whose other sides are huge.
         left -= prod(max(n, 1) for n in shape)
         if left < 0:
             raise WireError(
@@ -151,7 +146,7 @@ def unpack(arrays: dict[str, Array], max_numbers: int = MAX_NUMBERS) -> Tree:
 
 
 def _header(arrays: dict[str, Array]) -> list[HeaderLine]:
-    """Return the lines of a header."""
+    """Return the lines of the header."""
     try:
         lines = json.loads(arrays["header"].tobytes())
         well_formed = isinstance(lines, list) and all(_is_header_line(line) for line in lines)
@@ -166,7 +161,7 @@ def _header(arrays: dict[str, Array]) -> list[HeaderLine]:
 
 
 def _is_header_line(line: Any) -> bool:
-    """Return whether a line of a header has the form [path, encoding, element type, shape or plain value]."""
+    """Return whether a header line has the form [path, encoding, element type, shape or plain value]."""
     if not (isinstance(line, list) and len(line) == 4):
         return False
     path, kind, element, shape = line
@@ -185,7 +180,7 @@ def _is_header_line(line: Any) -> bool:
 
 
 def _place(tree: Tree, path: Path, leaf: Any) -> None:
-    """Put a decoded leaf into the tree."""
+    """Insert a decoded leaf into the tree."""
     *outer, name = path
     for key in outer:
         tree = tree.setdefault(key, {}) if isinstance(tree, dict) else tree
@@ -195,8 +190,8 @@ def _place(tree: Tree, path: Path, leaf: Any) -> None:
 
 
 def _decode(path: Path, kind: str, element: torch.dtype, shape: tuple[int, ...], arrays: list[Array]) -> Any:
-    """Return the tensor or the factors of some arrays; refuse arrays that are not those of the header."""
-    # numpy has no bfloat16, and no tensor is sent as int16.
+    """Return the tensor or factors that arrays encode; raise a WireError unless they are as the header says."""
+    # numpy has no bfloat16, so int16 always stands for bfloat16.
     parts = [x.view(torch.bfloat16) if x.dtype == torch.int16 else x for x in map(torch.from_numpy, arrays)]
     found = [ArraySpec(x.dtype, tuple(x.shape)) for x in parts]
     expected = array_specs(kind, element, shape, count=parts[0].shape[-1] if parts[0].ndim else 0).values()
@@ -209,16 +204,12 @@ def _decode(path: Path, kind: str, element: torch.dtype, shape: tuple[int, ...],
         return parts[0]
     if kind == "factors":
         return LowRank(parts[0], parts[1], shape)
-    return _fill(path, parts[0], _positions(kind, arrays[1]), shape)
-
-
-def _positions(kind: str, array: Array) -> Array:
-    """Return the positions of non-zero elements."""
-    return np.flatnonzero(np.unpackbits(array)) if kind == "bitmap" else array.astype(np.int64)
+    positions = np.flatnonzero(np.unpackbits(arrays[1])) if kind == "bitmap" else arrays[1].astype(np.int64)
+    return _fill(path, parts[0], positions, shape)
 
 
 def _fill(path: Path, values: Tensor, positions: Array, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor of zeros with values at some positions, which must rise and lie inside the shape."""
+    """Return a tensor of zeros with the given values; positions must increase and lie inside the shape."""
     size = prod(shape)
     rising = len(positions) == 0 or bool(positions[0] >= 0 and positions[-1] < size and (np.diff(positions) > 0).all())
     if not rising or len(positions) != len(values):

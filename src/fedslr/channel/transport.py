@@ -1,4 +1,4 @@
-"""Messages inside a simulation; their sizes are those of real messages, to the byte."""
+"""Messages inside a simulation. Their sizes equal those of real messages, to the byte."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedslr.core.types import Payload
 
 
 class Measured:
-    """Messages are not encoded; their sizes follow from how many of their numbers are zero."""
+    """A transport that does not encode messages. It computes their sizes from how many of their values are zero."""
 
     def send(self, payload: Payload) -> tuple[layout.Size, Payload]:
-        """Return the size of a message, and the tree that the receiver decodes."""
+        """Return the size of a message and the tree that the receiver decodes."""
         if not payload:
             return encoding.NOTHING.size, {}
         sent = factored.smaller_forms(payload)
         received = factored.multiply_out(sent, check=False)
-        # A sum meets every NaN and infinity; one that overflows costs a second look.
+        # NaN and infinity make a sum not finite. A sum that merely overflowed is checked again, element by element.
         sums = [x.sum() for x in leaves(received) if _is_real(x)]
         if sums and not bool(torch.isfinite(torch.stack(sums)).all()):
             factored.require_finite(payload)
@@ -32,14 +32,14 @@ class Measured:
 
 
 def survey(uploads: Payload, states: Tree, clients: int) -> Callable[[], tuple[list[layout.Size], Collection[int]]]:
-    """Return a function that reads the size of every upload, and the clients that may have NaN or infinity."""
-    # Few launches: those beyond a thousand wait until the GPU has worked off what was launched before them.
+    """Return a function that reads the size of every upload, and the clients that have NaN or infinity."""
+    # Launch few kernels: beyond about a thousand pending ones, launching waits for the GPU.
     sums = [_sum_by_client(x) for tree in (uploads, states) for x in leaves(tree) if _is_real(x)]
     whole = torch.isfinite(torch.stack(sums)).all(0) if sums else torch.ones(clients).bool()
     if not any(isinstance(x, Tensor) for x in leaves(uploads)):
         size = encoding.encode(uploads).size if uploads else encoding.NOTHING.size
         return lambda: ([size] * clients, _missing(whole))
-    counts = measuring.nonzeros(uploads, stacked=True)
+    counts = measuring.nonzeros(uploads)
     found = torch.cat([counts, whole.to(counts.device, torch.int64)[:, None]], 1)
 
     def read() -> tuple[list[layout.Size], Collection[int]]:
@@ -50,7 +50,7 @@ def survey(uploads: Payload, states: Tree, clients: int) -> Callable[[], tuple[l
 
 
 def _sum_by_client(x: Tensor) -> Tensor:
-    # Whatever the strides, nothing is copied; with a last axis of 1 there is one to sum over for a scalar, too.
+    # Nothing is copied. The added last axis of size 1 lets one scalar per client be summed, too.
     return x.unsqueeze(-1).sum(tuple(range(1, x.ndim + 1)))
 
 
@@ -59,12 +59,15 @@ def _is_real(x: Any) -> bool:
 
 
 def _missing(flags: Tensor) -> list[int]:
-    """Return the places of the flags that are not set."""
+    """Return the indices of the flags that are not set."""
     return [i for i, there in enumerate(flags.tolist()) if not there]
 
 
 class Encoded(Measured):
-    """Messages are encoded and decoded, as in a deployment."""
+    """A transport that encodes and decodes broadcasts and the uploads of clients that train one at a time.
+
+    It only measures the uploads of a cohort that trains together, because the encoding is lossless.
+    """
 
     def send(self, payload: Payload) -> tuple[layout.Size, Payload]:
         if not payload:

@@ -39,7 +39,7 @@ from fedslr.run import experiments, recipes, trackers
 from fedslr.run.jobs import Job, JobOutcome, run_jobs
 from fedslr.run.recipe_library import find_recipe
 from fedslr.run.recipe_text import paths_of
-from fedslr.storage.locks import locked
+from fedslr.storage.locks import lock
 
 MAX_REASONS = 5
 """Failed runs whose reasons are printed."""
@@ -132,7 +132,7 @@ def demo(
     A second demo shows the finished runs, and goes on with those that were stopped.
     """
     if fresh:
-        with locked(out):
+        with lock(out):
             for config in out.glob("*-seed*/config.toml"):
                 shutil.rmtree(config.parent)
     compare("demo", out=out, resume=True, workers=workers)
@@ -170,7 +170,7 @@ def _run_experiment(
     if (home / "config.toml").exists():
         raise FedslrError(f"out: {home} is the folder of a single run; choose another")
     with (
-        locked(home),
+        lock(home),
         ManyDisplay(jobs) as display,
         decoding_progress(Decoding(display.progress)),
         stop_on_signal(display.warn) as stopped,

@@ -29,7 +29,7 @@ from fedslr.deploy.database import open_database
 from fedslr.deploy.lifecycle import FAILURE_FILE
 from fedslr.report.number_text import percent
 from fedslr.run import recipe_text
-from fedslr.storage.locks import is_taken, locked
+from fedslr.storage.locks import is_taken, lock
 from fedslr.storage.record import read_records
 
 CONNECTION = "fedslr"
@@ -261,7 +261,7 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
             say(f"all {done} rounds are done; --rounds asks for more")
             return read_records(run)
     clients = build_federation(asked.recipe.data).clients
-    with locked(folder), Loopback(folder) as federation:
+    with lock(folder), Loopback(folder) as federation:
         say("starting a SuperLink with TLS and node authentication")
         federation.start_superlink()
         for number, data in enumerate(clients):

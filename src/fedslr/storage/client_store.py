@@ -1,8 +1,8 @@
-"""Where client state lives: in memory up to a budget, else on disk. The same store serves simulation and deployment.
+"""Keep the states of clients in memory up to a budget, and the rest on disk.
 
-A state is a plain tree (see `plain`). Whatever is kept on disk is one safetensors file per client and version, never
-changed once written, so the files of an older checkpoint stay as they are while newer ones are made. Files are written,
-and those soon needed are read, by threads beside the training; only `save` promises that they are durable.
+A state is a plain tree (see `fedslr.core.states.plain`). On disk, every version of a state is one safetensors file that
+never changes, so the files of an older checkpoint stay valid while newer files are written. Threads write files, and
+read those that are needed soon, while clients train. Only `save` guarantees that files are durable.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from torch import Tensor
 
 from fedslr.core import factored
 from fedslr.core.durable import disk_errors, sync_folder, write_whole
-from fedslr.core.errors import CheckpointError
 from fedslr.core.tree import Tree, leaves
 from fedslr.storage.tree_files import Entry, read_tree, threads, write_tree
 
 CLIENT_FILE = re.compile(r"\.?client-(\d+)-\d+\.safetensors(\.\d+\.tmp)?")
-"""The names of a store's files, of which some may be half written. A store touches no other file."""
+"""The names of a store's files; temporary names are those of unfinished writes. A store touches no other file."""
 MAX_PENDING_WRITES = 16
-"""The most states that wait to be written; if there are more, the training waits for the disk."""
+"""The most states that may wait to be written. Beyond it, training waits for the disk."""
 GPU_MEMORY_SHARE = 0.5
-"""The share of a GPU's memory, free when the run starts, that client states may take."""
+"""The share of the GPU memory that is free when the run starts that client states may take."""
 
 
 def size(tree: Tree) -> int:
@@ -39,29 +38,22 @@ def size(tree: Tree) -> int:
 
 
 def pinned(tree: Tree) -> Tree:
-    """Copy a state to pinned memory of the host, which a GPU reads directly."""
+    """Copy a state to pinned host memory, which a GPU reads directly."""
     return factored.each_tensor(Tensor.pin_memory, factored.to_host(tree))
 
 
 class Tier:
-    """States in one kind of memory, oldest first.
-
-    Attributes:
-        capacity: The most bytes that the states may take.
-        place: Copies a state into this kind of memory.
-        bytes: The bytes that the states take now.
-        states: The states by client.
-    """
+    """States in one kind of memory, oldest first. `place` copies a state into that memory."""
 
     def __init__(self, capacity: float, place: Callable[[Tree], Tree]) -> None:
         self.capacity, self.place = capacity, place
         self.bytes = 0
+        """The bytes that the states take now; `capacity` is the limit."""
         self.states: dict[int, Tree] = {}
 
     def add(self, client: int, state: Tree) -> None:
-        placed = self.place(state)
-        self.states[client] = placed
-        self.bytes += size(placed)
+        self.states[client] = self.place(state)
+        self.bytes += size(self.states[client])
 
     def drop(self, client: int) -> Tree | None:
         state = self.states.pop(client, None)
@@ -69,7 +61,7 @@ class Tier:
         return state
 
     def overflow(self) -> Iterator[tuple[int, Tree]]:
-        """Remove states until the rest fits, oldest first; yield them."""
+        """Remove and yield the oldest states until the rest fits."""
         while self.bytes > self.capacity:
             client = next(iter(self.states))
             state = self.drop(client)
@@ -78,7 +70,7 @@ class Tier:
 
 
 def tiers(device: torch.device, budget: int | None) -> list[Tier]:
-    """Return the kinds of memory for states, fastest first: a GPU's, then the host's."""
+    """Return the kinds of memory for states, fastest first: GPU memory, then host memory."""
     capacity = inf if budget is None else budget
     if device.type != "cuda":
         return [Tier(capacity, lambda state: factored.to_device(state, device))]
@@ -87,15 +79,15 @@ def tiers(device: torch.device, budget: int | None) -> list[Tier]:
 
 
 class ClientStore:
-    """The state of every client that has trained; the others are still as they began.
+    """The states of all clients that have trained. Other clients are still in their initial state.
 
-    The states of the clients that trained last are in memory, as many as the budget (in bytes) allows, all without one;
-    what does not fit goes to files. `save` makes every state durable and gives the files of all clients, for a
-    checkpoint to name. A file is removed as soon as no checkpoint that is kept names it.
+    The store keeps the states of the clients that trained last in memory, as many as the budget (in bytes) allows; None
+    is no limit. It writes the other states to files. `save` makes every state durable, so that a checkpoint can name
+    the files in `entries`. The store removes a file when no kept checkpoint names it any more.
 
-    Some threads read and write files; everything else happens in the caller's thread. There, finished writes count in
-    the order in which they were asked for, and failures surface: of a write, at the latest in `save`; of a read, in
-    `get`. A state leaves memory only once its file is written, and its tensors are never changed once it was put.
+    Threads read and write the files. Everything else happens in the caller's thread, which registers finished writes in
+    the order of their requests. A failed write raises its error at the latest in `save`, and a failed read in `get`. A
+    state leaves memory only after its file is written. Nobody changes the tensors of a state that was put.
     """
 
     def __init__(
@@ -104,10 +96,11 @@ class ClientStore:
         self.folder = folder
         self.device = torch.device(device)
         self.entries: dict[int, Entry] = {}
-        self.fresh: dict[int, Entry] = {}
-        """Of the entries, those that no checkpoint names yet."""
+        """The newest file of every client."""
         self.replaced: set[str] = set()
-        """Files that hold no client's present state, but that a checkpoint names."""
+        """Files with older states that a checkpoint still names."""
+        self._unnamed: dict[int, Entry] = {}
+        """The entries that no checkpoint names yet."""
         self._tiers = tiers(self.device, budget)
         self._unsaved: dict[int, int] = {}
         self._being_written: dict[int, Tree] = {}
@@ -118,7 +111,7 @@ class ClientStore:
     # --- states ------------------------------------------------------------------------------------------------------
 
     def get(self, client: int) -> Tree | None:
-        """Return a client's state; None if it never trained."""
+        """Return a client's state; None if the client never trained."""
         held = self._held(client)
         if held is not None:
             return factored.to_device(held, self.device)
@@ -126,14 +119,13 @@ class ClientStore:
         if entry is None:
             return None
         state = ahead.result() if ahead else read_tree(self._folder(), entry)
-        need = size(state)
-        tier = next((t for t in self._tiers if t.bytes + need <= t.capacity), None)
+        tier = next((t for t in self._tiers if t.bytes + size(state) <= t.capacity), None)
         if tier is not None:
             tier.add(client, state)
         return factored.to_device(state, self.device)
 
     def put(self, client: int, state: Tree, version: int) -> None:
-        """Replace a client's state; the version (a round) must grow."""
+        """Replace a client's state. The version, a round, must increase."""
         self._forget(client)
         self._unsaved[client] = version
         self._tiers[0].add(client, state)
@@ -147,7 +139,7 @@ class ClientStore:
         self._finish_writes(MAX_PENDING_WRITES)
 
     def prefetch(self, clients: Iterable[int]) -> None:
-        """Begin to read the states that `get` will be asked for next."""
+        """Begin to read the states that `get` will be called for next."""
         for client in clients:
             entry = self.entries.get(client)
             if entry is not None and client not in self._reading and self._held(client) is None:
@@ -165,25 +157,25 @@ class ClientStore:
 
     # --- files -------------------------------------------------------------------------------------------------------
 
-    def save(self) -> Mapping[int, Entry]:
-        """Make every state durable; return the files of all clients."""
+    def save(self) -> dict[int, Entry]:
+        """Make every state durable; return the files that no checkpoint names yet, by client."""
         self.flush()
         for client in sorted(self._unsaved):
             self._write(client)
             self._finish_writes(MAX_PENDING_WRITES)
         self.flush()
-        if self.fresh:
+        if self._unnamed:
             with disk_errors(self._folder()):
                 sync_folder(self._folder())
-        return self.entries
+        return dict(self._unnamed)
 
     def flush(self) -> None:
-        """Wait until every state that left memory is in its file."""
+        """Wait until every state that left memory is written."""
         self._finish_writes(0)
 
     def collect(self, named: Collection[str]) -> None:
-        """Remove the replaced files that no kept checkpoint names any more; called after each checkpoint."""
-        self.fresh = {}
+        """Remove the replaced files that no kept checkpoint names any more. Call it after each checkpoint."""
+        self._unnamed = {}
         gone = {file for file in self.replaced if file not in named}
         self.replaced -= gone
         self._remove(gone)
@@ -194,15 +186,18 @@ class ClientStore:
         named: Collection[str],
         mine: Callable[[list[int]], list[int]] = lambda clients: clients,
     ) -> None:
-        """Go back to the states a checkpoint names; `named` are files that other kept checkpoints name.
+        """Go back to the states that a checkpoint names.
 
-        Of several stores that share a folder, each looks after the files of the clients that are its own.
+        Args:
+            entries: The files of the checkpoint, by client.
+            named: Files that other kept checkpoints name.
+            mine: Picks the clients whose files this store looks after, if several stores share a folder.
         """
         self.close()
         for client in {*self._unsaved, *self._being_written, *(c for t in self._tiers for c in t.states)}:
             self._forget(client)
         self._unsaved = {}
-        self.entries, self.fresh = dict(entries), {}
+        self.entries = dict(entries)
         present = {entry.file for entry in entries.values()}
         ours = (CLIENT_FILE.fullmatch(path.name) for path in self._folder().iterdir())
         found = {match.group(): int(match.group(1)) for match in ours if match}
@@ -211,7 +206,7 @@ class ClientStore:
         self.collect(named)
 
     def close(self) -> None:
-        """Finish the writes that have begun and cancel the others; their states stay in memory."""
+        """Finish the writes that have begun and cancel the others, whose states stay in memory."""
         if self._workers is not None:
             self._workers.shutdown(wait=True, cancel_futures=True)
         self._workers = None
@@ -224,8 +219,8 @@ class ClientStore:
         return self._workers.submit(job, *args)
 
     def _write(self, client: int) -> None:
-        """Let a thread write a client's state to the disk."""
-        # A state still on a GPU comes from `save` alone, which waits: nothing is captured while the thread copies it.
+        """Let a thread write a client's state to disk."""
+        # Only `save` writes states that are still on a GPU. It waits, so no CUDA graph is captured during the copy.
         version, state = self._unsaved[client], self._held(client)
         assert state is not None
         path = self._folder() / f"client-{client:06d}-{version:06d}.safetensors"
@@ -233,7 +228,7 @@ class ClientStore:
         self._writing.append((client, version, job))
 
     def _finish_writes(self, pending: int) -> None:
-        """Register finished writes in order; wait until at most `pending` are left."""
+        """Register finished writes in order; wait until at most `pending` writes are left."""
         while self._writing and (len(self._writing) > pending or self._writing[0][2].done()):
             client, version, job = self._writing.popleft()
             self._register(client, job.result())
@@ -242,14 +237,14 @@ class ClientStore:
                 self._being_written.pop(client, None)
 
     def _register(self, client: int, new: Entry) -> None:
-        """Register a client's new file; remove the old one at once if no checkpoint names it."""
+        """Register a client's new file; remove the old file at once if no checkpoint names it."""
         old = self.entries.get(client)
         if old is not None and old.file != new.file:
-            if client in self.fresh:
+            if client in self._unnamed:
                 self._remove({old.file})
             else:
                 self.replaced.add(old.file)
-        self.entries[client] = self.fresh[client] = new
+        self.entries[client] = self._unnamed[client] = new
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -257,6 +252,5 @@ class ClientStore:
                 self._folder().joinpath(name).unlink()
 
     def _folder(self) -> Path:
-        if self.folder is None:
-            raise CheckpointError("this store has no folder to save to")
+        assert self.folder is not None, "a store without a folder keeps every state in memory"
         return self.folder

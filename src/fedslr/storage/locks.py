@@ -1,9 +1,7 @@
-"""Locks on run folders. Without `fcntl`, as on Windows, a folder can be taken twice."""
+"""Lock run folders, so that one run at a time writes to them. Windows has no `fcntl` and therefore no locks."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,21 +14,25 @@ except ImportError:  # on Windows
 
 
 def _flock(handle: IO[Any], shared: bool, wait: bool) -> None:
-    """Lock an open file; raise a BlockingIOError if another process holds it."""
+    """Lock an open file; raise a BlockingIOError if another process holds the lock."""
     if fcntl is not None:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
 
 
 def lock(folder: Path, shared: bool = False, wait: bool = False, mode: int = 0o777, called: str = "out") -> IO[str]:
-    """Make a folder and take it for this process; the lock is released when the returned file is closed.
+    """Create a folder if needed and lock it for this process. Closing the returned file releases the lock.
 
     Args:
-        folder: The folder; it gets a file `.lock`.
-        shared: Let other processes take the folder too, if they share it as well.
-        wait: Wait for a process that holds the folder instead of refusing.
+        folder: The folder. The lock is a file `.lock` in it.
+        shared: Let other processes that also pass `shared` lock the folder too.
+        wait: Wait for a process that holds the lock instead of raising an error.
         mode: The permissions of a new folder.
         called: The name of the option that gave the folder, for error messages.
+
+    Raises:
+        FedslrError: The folder cannot be written.
+        TakenError: Another process holds the lock.
     """
     try:
         folder.mkdir(mode, parents=True, exist_ok=True)
@@ -46,13 +48,13 @@ def lock(folder: Path, shared: bool = False, wait: bool = False, mode: int = 0o7
 
 
 def share(handle: IO[str]) -> None:
-    """Let other processes share a folder that this process has taken."""
+    """Let other processes share a folder that this process has locked."""
     _flock(handle, shared=True, wait=False)
 
 
 def is_taken(folder: Path) -> bool:
-    """Return whether a process works in a folder, as far as it can be read; nothing is written."""
-    for mode in ("r+b", "rb"):  # network file systems may lock only files that are open for writing
+    """Return whether another process holds the lock of a folder. Write nothing; return False if it cannot be read."""
+    for mode in ("r+b", "rb"):  # Some network file systems lock only files that are open for writing.
         try:
             with (folder / ".lock").open(mode) as handle:
                 _flock(handle, shared=False, wait=False)
@@ -62,10 +64,3 @@ def is_taken(folder: Path) -> bool:
         except OSError:
             continue
     return False
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Take a folder for the block."""
-    with lock(folder):
-        yield

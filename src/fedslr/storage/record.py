@@ -1,4 +1,4 @@
-"""The record of a round: one line of metrics.jsonl."""
+"""Write and read the records of rounds, the lines of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedslr.storage.statistics import Evaluation, PerClient, average
 
 @dataclass
 class Record:
-    """One finished round, one line of metrics.jsonl. Fields that were not measured are left out of the line."""
+    """The record of one finished round. Its line in metrics.jsonl omits fields that were not measured."""
 
     round: int
     lr: float
@@ -31,16 +31,16 @@ class Record:
     accuracy_global: float | None = None
     accuracy_personal: float | None = None
     missing: list[int] | None = None
-    """Sampled clients whose uploads were not counted; only a deployment has them."""
+    """Sampled clients whose uploads the server did not count; only in a deployment."""
     evaluated: list[int] | None = None
-    """The clients of the two lists below, if they are not all clients."""
+    """The clients of the two lists below; None stands for all clients."""
     accuracy_global_per_client: PerClient | None = None
     accuracy_personal_per_client: PerClient | None = None
     parameters_global: int | None = None
-    """Stored numbers of the global model; below, those of each evaluated client's personal model."""
+    """The stored parameters of the global model; the next field has those of each evaluated client's personal model."""
     parameters_personal: list[int] | None = None
     parameters_dense: int | None = None
-    """Numbers of the model with every matrix dense."""
+    """The parameters of the model with every matrix dense."""
     diagnostics: dict[str, float] | None = None
 
     def count_down(self, size: Size) -> None:
@@ -52,7 +52,7 @@ class Record:
         self.numbers_up += size.numbers
 
     def add_evaluation(self, found: Evaluation, clients: Sequence[int] | None = None) -> None:
-        """Accuracies of all clients, or of the ones that are named."""
+        """Add the accuracies of all clients, or of the given ones."""
         self.evaluated = None if clients is None else list(clients)
         self.accuracy_global, self.accuracy_global_per_client = average(found.global_), found.global_
         self.accuracy_personal, self.accuracy_personal_per_client = average(found.personal), found.personal
@@ -62,7 +62,7 @@ class Record:
         self.parameters_dense = found.dense
 
     def fields(self) -> dict[str, Any]:
-        """Return what was measured, as metrics.jsonl has it."""
+        """Return the measured fields as metrics.jsonl has them."""
         return {k: v for k, v in asdict(self).items() if v is not None}
 
     def line(self) -> str:
@@ -74,8 +74,10 @@ def read_records(path: Path, rounds: int | None = None) -> list[dict[str, Any]]:
 
     Args:
         path: The run folder.
-        rounds: The number of rounds of a finished run. Without it the last line may have been cut short by a crash;
-            such a line is left out. Any other damaged line is an error, because figures without it would be wrong.
+        rounds: The number of rounds of a finished run. Without it, a last line that a crash cut short is omitted.
+
+    Raises:
+        FedslrError: Any other line is damaged or missing. Figures without it would be wrong.
     """
     file = path / "metrics.jsonl"
     data = file.read_bytes()
@@ -86,14 +88,14 @@ def read_records(path: Path, rounds: int | None = None) -> list[dict[str, Any]]:
     records = [_record(line, number) for number, line in enumerate(lines, start=1)]
     if None in records:
         raise FedslrError(
-            f"{file}: line {records.index(None) + 1} is damaged or missing; restore the file, or run it again in "
+            f"{file}: line {records.index(None) + 1} is damaged or missing; restore the file, or repeat the run in "
             "another folder"
         )
     return [record for record in records if record is not None]
 
 
 def _record(line: bytes, number: int) -> dict[str, Any] | None:
-    """Return all fields of the record on a line; None if it is not the record of this round."""
+    """Return all fields of the record on a line; None if the line is not the record of this round."""
     try:
         record = Record(**json.loads(line.decode()))
         return asdict(record) if record.round == number else None

@@ -1,4 +1,4 @@
-"""The run folder: config.toml, labels.json, metrics.jsonl, summary.json, report.html, checkpoint/."""
+"""Write the files of a run folder: config.toml, labels.json, metrics.jsonl and summary.json."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedslr.storage.locks import lock, share
 from fedslr.storage.record import Record
 
 LEDGER = "ledger.sqlite"
-"""In the run folder of a deployed federation, instead of a checkpoint."""
+"""The database of a deployed federation, which it has in its run folder instead of a checkpoint."""
 
 
 class RunFolder:
-    """A folder that holds one run, and that one process at a time writes to."""
+    """The folder of one run. One process at a time writes to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,27 +30,27 @@ class RunFolder:
         self._length = 0
 
     def close(self) -> None:
-        # A failed write has already raised its error; closing would raise it again.
+        # A failed write has already raised its error. Closing would raise the error again.
         with contextlib.suppress(OSError):
             self._metrics.close()
         self._lock.close()
 
     def share(self) -> None:
-        """Let the other processes of this run take the folder too; other runs are refused until all have ended."""
+        """Let the other processes of this run lock the folder too. Other runs are refused until all have ended."""
         share(self._lock)
 
     def write_config(self, text: str) -> None:
         write_durably(self.path / "config.toml", text.encode())
 
     def write_labels(self, counts: list[list[int]]) -> None:
-        """Write the number of training samples by client and label, for reports."""
+        """Write the number of training samples per client and label, for reports."""
         write_durably(self.path / "labels.json", json.dumps({"counts": counts}).encode())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_durably(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     def forget_results(self) -> None:
-        """Remove the summary and the report of a run that is continued."""
+        """Remove the summary and the report of a run that goes on."""
         for name in ("summary.json", "report.html"):
             (self.path / name).unlink(missing_ok=True)
 
@@ -66,13 +66,13 @@ class RunFolder:
         return (self.path / "metrics.jsonl").stat().st_size > 0
 
     def sync(self) -> dict[str, Any]:
-        """Flush the metrics to the disk; return their length and SHA-256 for the checkpoint."""
+        """Flush the metrics to disk; return their length and SHA-256 for the checkpoint."""
         with disk_errors(self.path / "metrics.jsonl"):
             os.fsync(self._metrics.fileno())
         return {"bytes": self._length, "sha256": self._digest.hexdigest()}
 
     def rewind(self, remembered: dict[str, Any] | None) -> None:
-        """Drop the metrics that were written after a checkpoint; all metrics if there is no checkpoint."""
+        """Drop the metrics that were written after a checkpoint; drop all metrics if there is no checkpoint."""
         self._length = 0 if remembered is None else remembered["bytes"]
         path = self.path / "metrics.jsonl"
         data = path.read_bytes()
@@ -84,7 +84,7 @@ class RunFolder:
 
 
 class SharedFolder(RunFolder):
-    """The folder of a run that another process writes to; this process only keeps other runs out."""
+    """The folder of a run that another process writes to. This process writes nothing and keeps other runs out."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,23 +93,10 @@ class SharedFolder(RunFolder):
     def close(self) -> None:
         self._lock.close()
 
-    def write_config(self, text: str) -> None:
-        pass
-
-    def write_labels(self, counts: list[list[int]]) -> None:
-        pass
-
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        pass
-
-    def forget_results(self) -> None:
-        pass
-
-    def append(self, record: Record) -> None:
-        pass
-
     def sync(self) -> dict[str, Any]:
         return {}
 
-    def rewind(self, remembered: dict[str, Any] | None) -> None:
-        pass
+    def _ignore(self, *_: Any, **__: Any) -> None:
+        """Leave the file to the process that writes it."""
+
+    write_config = write_labels = write_summary = forget_results = append = rewind = _ignore

@@ -1,4 +1,4 @@
-"""Accuracies over clients and evaluations, computed from the records of a run."""
+"""Summarise accuracies over clients and evaluations, from the records of a run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 PerClient = list[float | None]
-
+"""One value per client; None for a client without test data."""
 
 MODELS = ("global", "personal")
 
 
 class Evaluation(NamedTuple):
-    """Every client's accuracy under the global and under its own model; None where a method has no global model."""
+    """Every client's accuracy with the global and with its personal model; None if a method has no global model."""
 
     global_: PerClient | None
     personal: PerClient
@@ -26,25 +26,25 @@ def average(values: Sequence[float | None] | None) -> float | None:
 
 
 def _evaluations(records: Sequence[Mapping[str, Any]], model: str, clients: str) -> list[dict[int, float]]:
-    """Return the accuracies of every evaluation: of all clients, or of those sampled in its round."""
+    """Return the accuracies of every evaluation by client: of all clients, or of those sampled in its round."""
     found = []
     for record in records:
         each = record.get(f"accuracy_{model}_per_client")
         if not each:
             continue
-        whose = record.get("evaluated") or range(len(each))
-        sampled = set(record["clients"] if clients == "sampled" else whose)
-        if known := {c: v for c, v in zip(whose, each, strict=True) if c in sampled and v is not None}:
+        evaluated = record.get("evaluated") or range(len(each))
+        wanted = set(record["clients"] if clients == "sampled" else evaluated)
+        if known := {c: v for c, v in zip(evaluated, each, strict=True) if c in wanted and v is not None}:
             found.append(known)
     return found
 
 
 LATE_EVALUATIONS = 5
-"""The last evaluations of a run that "late" averages: a single one depends on the clients of its round."""
+"""How many of the last evaluations "late" averages. A single evaluation depends on the clients of its round."""
 
 
 def _picked(records: Sequence[Mapping[str, Any]], model: str, pick: str, clients: str) -> list[float] | None:
-    """Return the accuracies of the last or the best evaluation, or every client's mean over the last few."""
+    """Return the accuracies of the last or the best evaluation, or every client's mean over the late ones."""
     found = _evaluations(records, model, clients)
     if not found:
         return None
@@ -56,14 +56,17 @@ def _picked(records: Sequence[Mapping[str, Any]], model: str, pick: str, clients
 
 
 def evaluations(records: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of evaluated rounds."""
+    """Return how many rounds were evaluated."""
     return len(_evaluations(records, "personal", "all"))
 
 
 def accuracy(records: Sequence[Mapping[str, Any]], pick: str = "last", clients: str = "all") -> dict[str, float | None]:
-    """Return the accuracy of both models over clients and evaluations.
+    """Return the mean accuracy of the global and of the personal models.
 
-    `pick` is "last", "best" or "late" (the mean of the last five), `clients` is "all" or "sampled".
+    Args:
+        records: The records of a run.
+        pick: The evaluation: "last", "best" or "late" (the mean of the last five).
+        clients: The clients: "all", or "sampled" in the round of the evaluation.
     """
     return {model: average(_picked(records, model, pick, clients)) for model in MODELS}
 
@@ -77,7 +80,7 @@ def worst_decile(
 
 
 def fairness(record: Mapping[str, Any]) -> dict[str, dict[str, float] | None]:
-    """Return the standard deviation over clients and the worst decile of both models."""
+    """Return the standard deviation over clients and the worst decile, for both models."""
     found: dict[str, dict[str, float] | None] = {}
     for model in MODELS:
         worst, known = worst_decile([record], model=model), _picked([record], model, "last", "all")

@@ -1,4 +1,4 @@
-"""Trees of tensors as files whose SHA-256 is verified on reading."""
+"""Write trees of tensors to files, and verify their SHA-256 when reading them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedslr.core.machine import cores
 from fedslr.core.tree import Tree
 
 MAX_THREADS = 8
-"""The most files that are read or written at once; one per core if there are fewer cores."""
+"""The most threads that read or write files; fewer on a machine with fewer cores."""
 
 
 class Entry(NamedTuple):
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 def write_tree(path: Path, tree: Tree, write: Callable[..., None] = write_durably) -> Entry:
-    """Write a tree as a safetensors file, sparse and low-rank parts in their smallest encoding."""
+    """Write a tree to a safetensors file, every leaf in its smallest encoding."""
     pieces = packing.pack(factored.to_host(tree)).pieces()
     digest = hashlib.sha256()
     for piece in pieces:
@@ -39,7 +39,7 @@ def write_tree(path: Path, tree: Tree, write: Callable[..., None] = write_durabl
 
 
 def read_verified(folder: Path, entry: Entry) -> bytes:
-    """Return the bytes of a file; refuse a file that was changed or is gone."""
+    """Return the bytes of a file; raise an error if the file was changed or is missing."""
     path = folder / entry.file
     try:
         data = path.read_bytes()
@@ -47,12 +47,12 @@ def read_verified(folder: Path, entry: Entry) -> bytes:
         kind = CheckpointError if isinstance(error, FileNotFoundError) else StorageError
         raise kind(f"cannot read {path}: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != entry.sha256:
-        raise CheckpointError(f"{path} was changed or only half written: its SHA-256 does not match")
+        raise CheckpointError(f"{path} was changed or only partly written: its SHA-256 does not match")
     return data
 
 
 def verify(folder: Path, entries: Iterable[Entry]) -> None:
-    """Read several files at once; refuse them if one was changed or is gone."""
+    """Read files in parallel; raise an error if one was changed or is missing."""
 
     def read(share: list[Entry]) -> None:
         for entry in share:
@@ -64,11 +64,11 @@ def verify(folder: Path, entries: Iterable[Entry]) -> None:
 
 
 def threads() -> int:
-    """Return how many threads read and write files."""
+    """Return the number of threads that read or write files."""
     return min(MAX_THREADS, cores())
 
 
 def read_tree(folder: Path, entry: Entry, device: torch.device | str = "cpu") -> Tree:
-    """Return the tree of a file; refuse a file that was changed or is gone."""
+    """Return the tree in a file; raise an error if the file was changed or is missing."""
     data = read_verified(folder, entry)
     return factored.to_device(packing.unpack(encoding.load_arrays(data), max_numbers=packing.NO_LIMIT), device)
