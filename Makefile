@@ -45,7 +45,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/$(INSTALL) --editable '.[docs]'
 	touch $@
 
 clean:
