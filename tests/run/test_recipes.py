@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fedslr.core.errors import FedslrError
 from fedslr.run import experiments, recipes
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "experiments.md").read_text()
+PAGE = (ROOT / "docs" / "results" / "paper.md").read_text()
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 
 
@@ -42,3 +43,15 @@ def test_paper_recipes_have_the_papers_values():
         assert (s.lr, s.lr_decay, s.weight_decay) == (0.1, 0.998, 1e-3)
         assert (d.clients, d.alpha, recipe.model.name) == (100, 0.1, "resnet18")
         assert d.split == ("iid" if path.stem.endswith("-iid") else "authors")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*/config.toml")), ids=lambda p: p.parent.name)
+def test_configs_of_earlier_versions_still_run(path):
+    assert recipes.read(path).settings.rounds >= 200
+
+
+def test_compiled_training_is_refused_with_advice(tmp_path):
+    path = tmp_path / "old.toml"
+    path.write_text("compile = true\n")
+    with pytest.raises(FedslrError, match="compile: compiled training on the CPU was removed; delete this line"):
+        recipes.read(path)

@@ -94,6 +94,7 @@ def make_algorithm(table: Mapping[str, Any], where: str = "algorithm") -> Algori
 
 def parse(table: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a parsed TOML file."""
+    table = _without_compile(table)
     for key, value in table.items():
         if key in KEYS and key not in PLAIN:
             _require_table(key, value)
@@ -113,6 +114,13 @@ def parse(table: Mapping[str, Any]) -> Recipe:
     settings.cohort_size(data.clients)
     method = make_algorithm(table.get("algorithm", {}))
     return Recipe(settings, method, data, model, **_experiment(table), fixed_split=fixed)
+
+
+def _without_compile(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Accept `compile = false`, which every config.toml of version 0.1 has; the setting was removed."""
+    if table.get("compile", False) is not False:
+        raise FedslrError("compile: compiled training on the CPU was removed; delete this line")
+    return {key: value for key, value in table.items() if key != "compile"}
 
 
 def _hint(table: Mapping[str, Any], key: str) -> str:
