@@ -301,7 +301,7 @@ def _norm_forward(
 
 @triton.jit
 def _norm_end(v, residual, y, at, mask, RESIDUAL: tl.constexpr, RELU: tl.constexpr):
-    """What is done with normalised values."""
+    """Add the residual to normalised values, rectify them and store them."""
     if RESIDUAL:
         v += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     if RELU:
