@@ -1,23 +1,18 @@
-"""Lock run folders, so that one run at a time writes to them. Windows has no `fcntl` and therefore no locks."""
+"""Lock run folders, so that one run at a time writes to them."""
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from typing import IO, Any
 
 from fedslr.core.errors import FedslrError, TakenError
 
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None  # type: ignore[assignment]
-
 
 def _flock(handle: IO[Any], shared: bool, wait: bool) -> None:
     """Lock an open file; raise a BlockingIOError if another process holds the lock."""
-    if fcntl is not None:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
 
 
 def lock(folder: Path, shared: bool = False, wait: bool = False, mode: int = 0o777, called: str = "out") -> IO[str]:
