@@ -12,17 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
-
 from fedslr.channel.model_size import Sizes, parameters
 from fedslr.core import seeds
-from fedslr.core.errors import FedslrError, WireError
+from fedslr.core.errors import FedslrError
 from fedslr.deploy.accounts import Accounts, to_tree
 from fedslr.deploy.database import Database
 from fedslr.deploy.exchange import Exchange, Post, Question, sender_name
 from fedslr.deploy.messages import EVALUATE, TRAIN
 from fedslr.deploy.options import Deployment
 from fedslr.engine import selection
+from fedslr.engine.aggregation import noting_divergence
 from fedslr.engine.settings import DEFAULT_COHORT
 from fedslr.storage.record import Record
 from fedslr.storage.run_folder import RunFolder
@@ -119,7 +118,7 @@ class Coordinator:
         """Aggregate the uploads in the order of the cohort, and commit."""
         uploads = {c: question.uploads[c] for c in sampled if c in question.uploads}
         record, now = question.record, self.settings.round(self.done)
-        with self._timed("aggregate"), _noting_divergence(self.done):
+        with self._timed("aggregate"), noting_divergence(self.done, ", or set norm_bound"):
             state = self.accounts.close(uploads, now)
             counted = [self.accounts.counted(c, upload, now, question.attempt) for c, upload in uploads.items()]
         record.clients = list(uploads)
@@ -168,16 +167,3 @@ class Coordinator:
         begun = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - begun
-
-
-@contextmanager
-def _noting_divergence(done: int) -> Iterator[None]:
-    """Report a global model that diverged."""
-    try:
-        yield
-    except (WireError, LinAlgError) as error:
-        why = str(error).splitlines()[0]
-        raise FedslrError(
-            f"round {done + 1}: the global model diverged: {why}; lower lr or the method's step sizes, or set "
-            "norm_bound"
-        ) from error
