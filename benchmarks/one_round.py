@@ -53,7 +53,7 @@ class Follower:
     def round_after(self, model: Params, done: int) -> Params:
         """Return the model after a round from the given one. It is the whole state: FedAvg's clients keep none."""
         state = self.run.state
-        state.restart(state.start, ServerState(Server({k: x.clone() for k, x in model.items()}), ()), done)
+        state.start_from(state.start, ServerState(Server({k: x.clone() for k, x in model.items()}), ()), done)
         self.run.training._expected = {}
         return self.round()
 

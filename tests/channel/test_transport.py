@@ -11,7 +11,7 @@ from torch import nn
 import fedslr
 from conftest import make_federation
 from fedslr.channel import encoding
-from fedslr.channel.transport import Encoded, Measured, survey
+from fedslr.channel.transport import Encoded, Measured, measure_uploads
 from fedslr.core.errors import WireError
 from fedslr.core.matrix import LowRank
 
@@ -38,7 +38,7 @@ def test_what_is_not_finite_is_not_sent() -> None:
 
 @pytest.mark.parametrize("uploads", [{}, {"w": {}}, {"w": torch.randn(3)}, {"w": torch.randn(3, 2, 2)}])
 def test_every_upload_of_a_cohort_has_its_size(uploads: dict[str, Any]) -> None:
-    sizes, broken = survey(uploads, {}, 3)()
+    sizes, broken = measure_uploads(uploads, {}, 3)()
     each = [{k: x[i] if isinstance(x, torch.Tensor) else x for k, x in uploads.items()} for i in range(3)]
     assert sizes == [Measured().send(upload)[0] for upload in each]
     assert not broken
@@ -48,7 +48,7 @@ def test_every_upload_of_a_cohort_has_its_size(uploads: dict[str, Any]) -> None:
 def test_a_client_whose_numbers_are_no_numbers_is_told(shape: tuple[int, ...]) -> None:
     uploads = {"v": torch.zeros(3, 2, dtype=torch.float64), "w": torch.ones(shape), "x": torch.ones(3, 4)}
     uploads["w"][1] = float("inf")
-    assert list(survey(uploads, {}, 3)()[1]) == [1]
+    assert list(measure_uploads(uploads, {}, 3)()[1]) == [1]
 
 
 @pytest.mark.parametrize("rank", [2, 15])

@@ -91,7 +91,7 @@ def test_fused_and_stacked_work_is_the_eager_engines(
     payloads = [one.payload for one in participants]
     now = Round(1, 3, 0.03, 0.6, 2, 1)
     with tree.mapped_by(fused_map.fuse):
-        batches = ours._turn_to(cohort, now.number)
+        batches = ours._load_batches(cohort, now.number)
         shared = is_shared(payloads)
         sent = payloads[0] if shared else stack_trees(payloads)
         states = stack_trees([(one.member.client, one.member.ledger) for one in participants])
@@ -120,7 +120,7 @@ class Replayed(Cuda):
         made.replay = replay  # type: ignore[method-assign]
         return made
 
-    def meanwhile(self, work: Callable[[], Any]) -> Callable[[], Any]:
+    def start_server_work(self, work: Callable[[], Any]) -> Callable[[], Any]:
         return ThreadPoolExecutor(1).submit(work).result if self.algorithm.personalizes() else work
 
 
@@ -237,11 +237,11 @@ def test_products_are_rounded_where_it_pays(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: card)
     monkeypatch.setattr(Settings, "torch_device", lambda self: torch.device("cuda"))
-    assert Settings(**asked).settled().precision == products
+    assert Settings(**asked).with_resolved_precision().precision == products
 
 
 def test_products_on_a_cpu_are_exact() -> None:
-    assert Settings(device="cpu").settled() == Settings(device="cpu", precision="float32")
+    assert Settings(device="cpu").with_resolved_precision() == Settings(device="cpu", precision="float32")
 
 
 def test_the_engine_is_refused_without_a_gpu() -> None:

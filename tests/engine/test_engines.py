@@ -213,11 +213,11 @@ def test_the_server_may_work_while_clients_still_train(name, monkeypatch):
     usual = simulate(name, "batched", RAGGED)
     asked = []
 
-    def meanwhile(engine: Batched, work: Any) -> Any:
+    def start_server_work(engine: Batched, work: Any) -> Any:
         asked.append(work)
         return ThreadPoolExecutor(1).submit(work).result
 
-    monkeypatch.setattr(Batched, "meanwhile", meanwhile)
+    monkeypatch.setattr(Batched, "start_server_work", start_server_work)
     assert_agree(usual, simulate(name, "batched", RAGGED))
     assert len(asked) == 3
     with pytest.raises(fedslr.FedslrError, match=r"round \d+, client \d+: training diverged"):
@@ -243,7 +243,7 @@ def test_an_engine_that_looks_ahead_is_told_who_trains_next(name, monkeypatch):
     usual = simulate(name, "batched", RAGGED)
     told, trained, train = [], [], Batched.train
 
-    def expect(engine: Batched, numbers: Any, member_of: Any, round: Round) -> Any:
+    def prepare_next(engine: Batched, numbers: Any, member_of: Any, round: Round) -> Any:
         told.append((numbers, [member_of(n) for n in numbers], round))
         return dict(zip(numbers, told[-1][1], strict=True))
 
@@ -252,7 +252,7 @@ def test_an_engine_that_looks_ahead_is_told_who_trains_next(name, monkeypatch):
         trained.append(([one.number for one in participants], [one.member for one in participants], round))
         return train(engine, participants, round)
 
-    monkeypatch.setattr(Batched, "expect", expect)
+    monkeypatch.setattr(Batched, "prepare_next", prepare_next)
     monkeypatch.setattr(Batched, "train", spy)
     assert_agree(usual, simulate(name, "batched", RAGGED))
     assert len(told) == len(trained) - 1 == 2

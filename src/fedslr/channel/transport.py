@@ -31,7 +31,9 @@ class Measured:
         return measuring.measure(sent), received
 
 
-def survey(uploads: Payload, states: Tree, clients: int) -> Callable[[], tuple[list[layout.Size], Collection[int]]]:
+def measure_uploads(
+    uploads: Payload, states: Tree, clients: int
+) -> Callable[[], tuple[list[layout.Size], Collection[int]]]:
     """Return a function that reads the size of every upload, and the clients that have NaN or infinity."""
     # Launch few kernels: beyond about a thousand pending ones, launching waits for the GPU.
     sums = [_sum_by_client(x) for tree in (uploads, states) for x in leaves(tree) if _is_real(x)]
@@ -64,10 +66,7 @@ def _missing(flags: Tensor) -> list[int]:
 
 
 class Encoded(Measured):
-    """A transport that encodes and decodes broadcasts and the uploads of clients that train one at a time.
-
-    It only measures the uploads of a cohort that trains together, because the encoding is lossless.
-    """
+    """A transport that encodes a broadcast and decodes it again, as a deployment does."""
 
     def send(self, payload: Payload) -> tuple[layout.Size, Payload]:
         if not payload:

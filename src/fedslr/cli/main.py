@@ -144,7 +144,7 @@ def _leave_with(error: Exception) -> None:
     if isinstance(error, OSError):
         todo = WAYS_OUT.get(error.errno or 0, "correct that, then try again")
         _leave(f"error: {error.filename or 'output'}: {error.strerror or error}; {todo}", 2)
-    distributed.speaks()
+    distributed.claim_last_word()
     raise error
 
 
@@ -183,6 +183,6 @@ def _show_warnings_in_a_line() -> None:
 
 
 def _leave(line: str, code: int) -> None:
-    if line and distributed.speaks():
+    if line and distributed.claim_last_word():
         err_console.print(" ".join(line.split()))
     sys.exit(code)

@@ -92,10 +92,10 @@ class Accounts:
     def __init__(self, database: Database, algorithm: Algorithm[Any, Any, Any]) -> None:
         self.database, self.algorithm = database, algorithm
         self.start = database.tree("start")
-        client = algorithm.init_client(contract.own(self.start))
-        self.fresh = Account(algorithm.init_ledger(contract.own(self.start)), algorithm.address(client))
+        client = algorithm.init_client(contract.private_copy(self.start))
+        self.fresh = Account(algorithm.init_ledger(contract.private_copy(self.start)), algorithm.address(client))
         """The account of a client before its first counted upload."""
-        like, kept = first_server_state(algorithm, contract.own(self.start)), database.tree("server")
+        like, kept = first_server_state(algorithm, contract.private_copy(self.start)), database.tree("server")
         self.state = ServerState(restore(like.server, kept["server"]), restore(like.mean_ledger, kept["mean_ledger"]))
         self.members = database.members()
         self._broadcast: Broadcast | None = None

@@ -64,9 +64,9 @@ def open_coordinator(
 def _begin(database: Database, asked: Deployment) -> None:
     """Write the initial model and the server's first state."""
     start, method = asked.problem().params(), asked.recipe.algorithm
-    state = first_server_state(method, contract.own(start))
+    state = first_server_state(method, contract.private_copy(start))
     contract.require_state("init_server", state.server)
-    contract.require_state("init_client", method.init_client(contract.own(start)))
+    contract.require_state("init_client", method.init_client(contract.private_copy(start)))
     start, server = (factored.to_device(x, "cpu") for x in (start, to_tree(state)))
     database.create(secrets.token_hex(8), asked.to_toml(), start, server)
 

@@ -142,7 +142,9 @@ class Batched(Eager):
     fills = False
     """Whether cohorts of unusual sizes are padded, see `padded_size`."""
 
-    def __init__(self, work: Workload, asked: str = "batched", warn: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, work: Workload, *, asked: str = "batched", warn: Callable[[str], None] = lambda text: None
+    ) -> None:
         super().__init__(work)
         self.device, self._asked, self._warn = work.device, asked, warn
         self.shapes = Shapes(work.examples or [len(c.y) for c in self.clients], work.batch_size)
@@ -178,11 +180,11 @@ class Batched(Eager):
 
     def _train_cohort(self, cohort: Sequence[Participant], round: Round) -> CohortResult:
         numbers, members, payloads = zip(*self._filled(cohort), strict=True)
-        batches, shared = self._turn_to(numbers, round.number), is_shared(payloads)
-        payload = contract.own(payloads[0]) if shared else stack_trees(payloads)
+        batches, shared = self._load_batches(numbers, round.number), is_shared(payloads)
+        payload = contract.private_copy(payloads[0]) if shared else stack_trees(payloads)
         with reporting_unbatchable():
             states = stack_trees([(m.client, m.ledger) for m in members])
-            return self._run(batches, states, payload, shared, round).first(numbers[: len(cohort)])
+            return self._run(batches, states, payload, shared, round).without_padding(numbers[: len(cohort)])
 
     def _filled(self, cohort: Sequence[T]) -> Sequence[T]:
         """Return a cohort padded with copies of its last entry, up to a size that may be recorded already."""
@@ -190,7 +192,7 @@ class Batched(Eager):
             return cohort
         return [*cohort, *[cohort[-1]] * (padded_size(len(cohort), self.work.usual_cohort) - len(cohort))]
 
-    def _turn_to(self, cohort: Sequence[int], round: int) -> CohortBatches:
+    def _load_batches(self, cohort: Sequence[int], round: int) -> CohortBatches:
         if self.shapes.any.ragged and not self.work.loss_is_mean:
             raise Unbatchable("their batches differ in size, and the loss may not be the mean over samples")
         shape = self.shapes.of(cohort)
@@ -200,7 +202,7 @@ class Batched(Eager):
             if not self.fills and len(self._batches) == MAX_KEPT_BATCHES:
                 del self._batches[next(iter(self._batches))]
             batches = self._batches[key] = CohortBatches(shape, self.work)
-        batches.show(cohort, [self.clients[c] for c in cohort], round)
+        batches.load(cohort, [self.clients[c] for c in cohort], round)
         return batches
 
     def _run(self, batches: CohortBatches, states: Any, payload: Payload, shared: bool, round: Round) -> CohortResult:
@@ -259,14 +261,14 @@ class Batched(Eager):
 
     def _personal_correct(self, cohort: Sequence[int], states: Sequence[Any], payloads: Sequence[Payload]) -> Tensor:
         """Return the number of test samples that every client's own model gets right; not yet read back."""
-        batches, like, shared = self._turn_to(cohort, EVALUATION_ROUND), self.problem.params(), is_shared(payloads)
+        batches, like, shared = self._load_batches(cohort, EVALUATION_ROUND), self.problem.params(), is_shared(payloads)
 
         def model(state: Any, payload: Payload, data: Any) -> Params:
             made = self.algorithm.personal_model(self.cohort_problem, state, payload, data)
             return contract.require_model("personal_model", made, like)
 
         with reporting_unbatchable(), torch.no_grad():
-            sent = contract.own(payloads[0]) if shared else stack_trees(payloads)
+            sent = contract.private_copy(payloads[0]) if shared else stack_trees(payloads)
             return self._correct(self._each(model, batches, stack_trees(states), sent, shared), cohort)
 
     @torch.no_grad()

@@ -117,7 +117,7 @@ class CohortBatches:
         self.numbers: Tensor | None = None
         """The number of every client."""
 
-    def show(self, cohort: Sequence[int], clients: Sequence[ClientData], round: int) -> None:
+    def load(self, cohort: Sequence[int], clients: Sequence[ClientData], round: int) -> None:
         """Fill the buffers with the batches of a cohort and a round."""
         self.cohort, self.round = cohort, round
         self.examples = [len(c.y) for c in clients]

@@ -15,7 +15,7 @@ from fedslr.core.tree import leaves
 from fedslr.core.types import Params, Payload
 
 
-def own(given: Any) -> Any:
+def private_copy(given: Any) -> Any:
     """Return a copy that a method may change in place."""
     return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
 

@@ -58,8 +58,8 @@ class Cuda(Batched):
     problem_kind = StackedProblem
     fills = True
 
-    def __init__(self, work: Workload, asked: str = "cuda", warn: Callable[[str], None] = lambda text: None) -> None:
-        super().__init__(work, asked, warn)
+    def __init__(self, work: Workload, *, asked: str = "cuda", warn: Callable[[str], None] = lambda text: None) -> None:
+        super().__init__(work, asked=asked, warn=warn)
         self.cohort_problem.network = self._network()  # type: ignore[attr-defined]
         self._recordings: dict[Any, Recording] = {}
         self._memory = GraphMemory.on(self.device) if self.device.type == "cuda" else None
@@ -92,18 +92,18 @@ class Cuda(Batched):
         recording, ready = self._recordings.get(key), self._is_ready(key, cohort)
         self._shared, self._ready = shared, None
         if recording is None:
-            batches = self._turn_to(numbers, round.number)
+            batches = self._load_batches(numbers, round.number)
             recording = self._record(batches, _states(members), payloads, shared, round)
             if recording is None:
                 self._cannot_record = True
                 return self._train_cohort(cohort, round)
             self._recordings[key] = recording
         elif not ready:
-            self._turn_to(numbers, round.number)
+            self._load_batches(numbers, round.number)
             recording.load_states(_states(members))
         recording.load(payloads, round)
         self._uploaded = recording.replay()
-        return recording.made.first(numbers[: len(cohort)])
+        return recording.made.without_padding(numbers[: len(cohort)])
 
     def _is_ready(self, key: Any, cohort: Sequence[Participant]) -> bool:
         """Return whether the batches and states of a cohort are in place already."""
@@ -118,7 +118,9 @@ class Cuda(Batched):
         """Return the key of a recording: all that a graph cannot change."""
         return (len(cohort), self.shapes.of(cohort), shared, round.epochs, round.personal_epochs)
 
-    def expect(self, numbers: Sequence[int], member_of: Callable[[int], Member], round: Round) -> Mapping[int, Member]:
+    def prepare_next(
+        self, numbers: Sequence[int], member_of: Callable[[int], Member], round: Round
+    ) -> Mapping[int, Member]:
         """Copy batches and states to where the graphs read them, once the graphs that run now have read theirs."""
         everyone = self._filled(numbers)
         key = self._key(everyone, self._shared, round)
@@ -126,7 +128,7 @@ class Cuda(Batched):
         if recording is None or self._cannot_record or "trained" in self.one_by_one:
             return {}
         members = {number: member_of(number) for number in numbers}
-        self._turn_to(everyone, round.number)
+        self._load_batches(everyone, round.number)
         recording.load_states(_states([members[number] for number in everyone]))
         self._ready = (key, members)
         return members
@@ -137,7 +139,7 @@ class Cuda(Batched):
             self._between_phases()
         return uploads
 
-    def meanwhile(self, work: Callable[[], T]) -> Callable[[], T]:
+    def start_server_work(self, work: Callable[[], T]) -> Callable[[], T]:
         uploaded = self._uploaded
         if uploaded is None:
             return work

@@ -132,7 +132,7 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def speaks() -> bool:
+def claim_last_word() -> bool:
     """Return whether this process reports why a run ends: the first that asks does."""
     if not several():
         return True

@@ -48,7 +48,7 @@ class Eager:
     def local_update(self, number: int, member: Member, payload: Payload, round: Round) -> tuple[Any, Payload, Payload]:
         """Return a client's new state, its upload and its address."""
         with self.seeded(number, round.number), noting_client(round, number, self.algorithm.name):
-            client, ledger, received = contract.own((member.client, member.ledger, payload))
+            client, ledger, received = contract.private_copy((member.client, member.ledger, payload))
             data = self._data(number, round.number)
             made = self.algorithm.local_update(self.problem, client, ledger, received, data, round)
             client, upload = contract.require_update(made, payload)
@@ -57,16 +57,18 @@ class Eager:
     def personalize(self, number: int, client: Any, payload: Payload, round: Round) -> Any:
         """Return a client's state after its personal phase, which draws random numbers of its own."""
         with self.seeded(number, round.number, phase=1), noting_client(round, number, self.algorithm.name):
-            own, received = contract.own((client, payload))
+            own, received = contract.private_copy((client, payload))
             data = self._data(number, round.number)
             made = self.algorithm.personalize(self.problem, own, received, data, round)
             return contract.require_state("personalize", made)
 
-    def expect(self, numbers: Sequence[int], member_of: Callable[[int], Member], round: Round) -> Mapping[int, Member]:
+    def prepare_next(
+        self, numbers: Sequence[int], member_of: Callable[[int], Member], round: Round
+    ) -> Mapping[int, Member]:
         """Prepare the next round of training; return the members that were read for it, which must train in it."""
         return {}
 
-    def meanwhile(self, work: Callable[[], T]) -> Callable[[], T]:
+    def start_server_work(self, work: Callable[[], T]) -> Callable[[], T]:
         """Begin the server's work on uploads if it can run beside clients; return a function that gives its result."""
         return work
 
@@ -96,7 +98,7 @@ class Eager:
     def personal_model(self, number: int, member: Member, payload: Payload) -> Params:
         """Return the personal model of one client."""
         with self.seeded(number, EVALUATION_ROUND):
-            client, received = contract.own((member.client, payload))
+            client, received = contract.private_copy((member.client, payload))
             made = self.algorithm.personal_model(self.problem, client, received, self._data(number, EVALUATION_ROUND))
         return contract.require_model("personal_model", made, self.problem.params())
 

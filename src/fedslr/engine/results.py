@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedslr.channel.layout import Size
-from fedslr.channel.transport import Measured, survey
+from fedslr.channel.transport import Measured, measure_uploads
 from fedslr.core import factored, tree
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import WireError
@@ -19,7 +19,7 @@ from fedslr.core.types import Payload, Round
 from fedslr.engine.aggregation import book
 from fedslr.engine.workload import Member
 
-Reading = Callable[[], list[Size]]
+PendingSizes = Callable[[], list[Size]]
 """A function that returns the size of every upload, or raises `Diverged`; it may wait for a GPU."""
 
 
@@ -49,7 +49,7 @@ class ClientResult(NamedTuple):
         """Return the upload of the client at a place of `numbers`."""
         return self.upload
 
-    def survey(self) -> Reading:
+    def measure(self) -> PendingSizes:
         """Begin to measure all uploads and to look for values that are not finite."""
         try:
             size, _ = Measured().send(self.upload)
@@ -74,7 +74,7 @@ class CohortResult(NamedTuple):
     addresses: Payload
     uploads: Payload
 
-    def first(self, numbers: Sequence[int]) -> CohortResult:
+    def without_padding(self, numbers: Sequence[int]) -> CohortResult:
         """Return the result of the first clients, which have these numbers, without the copies that pad the cohort."""
         if len(numbers) == len(self.numbers):
             return self._replace(numbers=numbers)
@@ -94,8 +94,8 @@ class CohortResult(NamedTuple):
         """Return a copy: the next round of an engine may overwrite the stacked uploads."""
         return tree.map(lambda x: x[slot].clone(), self.uploads)
 
-    def survey(self) -> Reading:
-        read = survey(self.uploads, plain(self.clients), len(self.numbers))
+    def measure(self) -> PendingSizes:
+        read = measure_uploads(self.uploads, plain(self.clients), len(self.numbers))
 
         def sizes() -> list[Size]:
             found, suspects = read()

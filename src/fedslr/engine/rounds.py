@@ -22,7 +22,7 @@ from fedslr.engine import evaluation, fingerprints, selection, setup
 from fedslr.engine.aggregation import noting_divergence
 from fedslr.engine.roster import temporary_store
 from fedslr.engine.run_state import RunState
-from fedslr.engine.saving import Saving, look_into
+from fedslr.engine.saving import Saving, load_models
 from fedslr.engine.settings import Settings
 from fedslr.engine.training import CohortTraining
 from fedslr.storage.checkpoint import Checkpoints
@@ -80,7 +80,7 @@ class Simulation:
                 warn=warn,
             )
         if self.group.size > 1:
-            self._require_same_run()
+            self._require_shareable()
         self.seconds = dict.fromkeys((*RECORDED_PHASES, "checkpoint"), 0.0)
         self._warned_of_theory = False
 
@@ -166,7 +166,7 @@ class Simulation:
         """The digest of the model's layers and shapes, whatever its trained weights are."""
         return fingerprints.of_model(self.problem.model)
 
-    def _require_same_run(self) -> None:
+    def _require_shareable(self) -> None:
         """Refuse processes that were given different runs, and runs that several processes cannot share."""
         if self.algorithm.server_sees == "each":
             raise FedslrError("torchrun: this method's server must see every upload; run it in one process")
@@ -196,6 +196,6 @@ class Simulation:
             raise FedslrError("resume: there is no run folder to resume from; give one with out")
         self.seconds |= self.saving.resume()
 
-    def look_into(self, folder: Path) -> None:
+    def load_models(self, folder: Path) -> None:
         """Take the models that the newest checkpoint of a run folder holds. Nothing there is changed."""
-        self.seconds |= look_into(self.state, folder, self.warn)
+        self.seconds |= load_models(self.state, folder, self.warn)

@@ -27,9 +27,9 @@ class RunState:
         self.algorithm, self.problem = work.algorithm, work.problem
         self.weights = [weight_of(self.algorithm, n) for n in work.examples]
         """The weight ω of every client."""
-        self.restart(self.problem.params())
+        self.start_from(self.problem.params())
 
-    def restart(self, start: Params, server_state: ServerState | None = None, done: int = 0) -> None:
+    def start_from(self, start: Params, server_state: ServerState | None = None, done: int = 0) -> None:
         """Take an initial model and, to go on from a checkpoint, the server's state after `done` rounds."""
         self.start, self.done = start, done
         self.roster = Roster(self.algorithm, start, self.store)

@@ -98,7 +98,7 @@ class Saving:
         return dict(generation.notes["seconds"])
 
 
-def look_into(run: RunState, folder: Path, warn: Callable[[str], None]) -> Mapping[str, float]:
+def load_models(run: RunState, folder: Path, warn: Callable[[str], None]) -> Mapping[str, float]:
     """Take the models of a run folder's newest checkpoint; return its seconds. Nothing in the folder changes."""
     checkpoints = Checkpoints(require_checkpoint(folder))
     found = checkpoints.load(warn, clients=False)
@@ -121,4 +121,4 @@ def go_back(run: RunState, generation: Generation, kept: dict[str, Any]) -> None
     kept = factored.to_device(kept, run.work.device)
     first = first_server_state(run.algorithm, kept["start"])
     server_state = ServerState(restore(first.server, kept["server"]), restore(first.mean_ledger, kept["ledger"]))
-    run.restart(kept["start"], server_state, generation.rounds)
+    run.start_from(kept["start"], server_state, generation.rounds)

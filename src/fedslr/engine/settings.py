@@ -110,7 +110,7 @@ class Settings:
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
-    def settled(self) -> Settings:
+    def with_resolved_precision(self) -> Settings:
         """Return these settings with `precision = "auto"` replaced by the precision of this machine.
 
         The CUDA engine multiplies in bfloat16, the others exactly; results/precision shows the effect on training.

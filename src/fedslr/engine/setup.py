@@ -68,7 +68,7 @@ def workload(
         normalization=federation.normalization,
         examples=examples,
         usual_cohort=-(-settings.cohort_size(len(examples)) // group.size),
-        precision=settings.settled().precision,
+        precision=settings.with_resolved_precision().precision,
         loss_is_mean=loss in losses.LOSSES.values(),
     )
 
@@ -89,11 +89,11 @@ def choose_engine(settings: Settings, work: Workload, warn: Callable[[str], None
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         work.problem.tf32 = work.precision != "float32"
         if settings.engine in ("auto", "cuda"):
-            return Cuda(work, settings.engine, warn)
+            return Cuda(work, asked=settings.engine, warn=warn)
     if settings.engine == "batched" or (
         settings.engine == "auto" and not on_gpu and batching_is_faster(settings, work)
     ):
-        return Batched(work, settings.engine, warn)
+        return Batched(work, asked=settings.engine, warn=warn)
     return Eager(work)
 
 

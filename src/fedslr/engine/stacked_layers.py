@@ -62,7 +62,7 @@ side_stream = SideStream()
 class _Conv(torch.autograd.Function):
     """A convolution whose weights are rounded to the activations' type, and their gradient is not.
 
-    The gradient of weights that are `free`, no function of others, is computed side_stream.
+    The gradient of weights that are `free`, no function of others, is computed on the side stream.
     """
 
     @staticmethod

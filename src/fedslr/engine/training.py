@@ -13,7 +13,7 @@ from fedslr.core.errors import FedslrError, WireError
 from fedslr.core.group import Group
 from fedslr.core.types import Payload, Round
 from fedslr.engine.eager import Eager
-from fedslr.engine.results import Diverged, Reading, Result
+from fedslr.engine.results import Diverged, PendingSizes, Result
 from fedslr.engine.roster import Cohort
 from fedslr.engine.run_state import NextRound, RunState
 from fedslr.engine.settings import Settings
@@ -53,19 +53,19 @@ class CohortTraining:
         state, delivery = self.state, self.state.delivery
         state.store.prefetch(coming)
         cohort = Cohort(mine, state.roster, delivery.send, self._expected)
-        uploads, readings = _Uploads(state), []
+        uploads, pending = _Uploads(state), []
         aggregate: Callable[[], NextRound] = partial(self._aggregate, uploads, now)
         for result in self.engine.train(cohort, now) if mine else ():
             if result.numbers[-1] == mine[-1]:
                 aggregate = self._begin_to_aggregate(uploads, result, now)
             else:
                 uploads.add(result)
-            readings.append(self._receive(result, now))
+            pending.append(self._receive(result, now))
         next_round = self.settings.round(now.number + 1)
-        self._expected = self.engine.expect(coming, state.roster.member, next_round) if coming else {}
+        self._expected = self.engine.prepare_next(coming, state.roster.member, next_round) if coming else {}
         with self._naming_client(now):
             # Here a GPU is waited for. Clients are checked before the server, so that a diverged one is named.
-            up = [size for read in readings for size in read()]
+            up = [size for read in pending for size in read()]
         down = [delivery.sizes[number] for number in mine]
         counts = self.group.add_counts([*_total(down), *_total(up)])
         return Trained(aggregate, Size(*counts[:2]), Size(*counts[2:]))
@@ -77,7 +77,7 @@ class CohortTraining:
             uploads.add(last)
             return self._aggregate(uploads, now)
 
-        return self.engine.meanwhile(work) if self.group.size == 1 else work
+        return self.engine.start_server_work(work) if self.group.size == 1 else work
 
     def _aggregate(self, uploads: _Uploads, now: Round) -> NextRound:
         """Return the server's next state and its broadcast."""
@@ -85,10 +85,10 @@ class CohortTraining:
         mean.sum, mean.weight = self.group.sum(mean.sum, mean.weight, self.state.work.device)
         return self.state.next_round(mean, uploads.each, now)
 
-    def _receive(self, result: Result, now: Round) -> Reading:
+    def _receive(self, result: Result, now: Round) -> PendingSizes:
         """Book the uploads of some clients; return a function that gives their sizes."""
         with self._naming_client(now):
-            read = result.survey()
+            read = result.measure()
             try:
                 self._book(result, now)
             except WireError:  # the disk refuses values that are not finite: name the client that diverged

@@ -80,7 +80,7 @@ def run(
     naming.require_usable(type(algorithm))
     selection = settings.get("selection")
     named_loss = "cross_entropy" if loss is cross_entropy else loss
-    checked = schema.build(Settings, _plain({**settings, "loss": named_loss})).settled()
+    checked = schema.build(Settings, _plain({**settings, "loss": named_loss})).with_resolved_precision()
     table = dict(federation.options or {"name": federation.name, "clients": len(federation.clients)})
     request = RunRequest(
         algorithm=algorithm,
@@ -103,7 +103,7 @@ def run(
 def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None = None, **options: Any) -> Result:
     """Run a recipe in a folder; `options` are the fields of `RunRequest` that a recipe does not have."""
     warn = warn or warnings.warn
-    recipe = replace(recipe, settings=recipe.settings.settled())
+    recipe = replace(recipe, settings=recipe.settings.with_resolved_precision())
     group = distributed.join()
     # The first process decodes images for all.
     federation = group.after_first(lambda: build_federation(recipe.data, warn))

@@ -77,5 +77,5 @@ def require_fresh(jobs: Iterable[Job], resume: bool) -> None:
         home = there[0].folder.parent
         raise FedslrError(f"out: {home} already holds runs ({there[0].name}); go on with --resume, or choose another")
     for job in there:
-        config = replace(job.recipe, settings=job.recipe.settings.settled()).to_toml()
+        config = replace(job.recipe, settings=job.recipe.settings.with_resolved_precision()).to_toml()
         folders.require_same_run(job.folder, config, job.recipe.algorithm)

@@ -75,7 +75,7 @@ def open_run(
     )
     data = federation or build_federation(recipe.data)
     simulation = Simulation(recipe.algorithm, data, model or recipe.model.name, settings, loss=loss, warn=warn)
-    simulation.look_into(folder)
+    simulation.load_models(folder)
     rerunnable = federation is None and model is None and algorithm is None and loss is None
     if (folder / "summary.json").exists():
         summary, records = read_run(folder)

@@ -74,11 +74,11 @@ class Result:
         """The dense parameters of the global model; for a method without one, those that the server holds."""
         state = self._simulation.state
         shared = state.global_model()
-        return dict(contract.own(factored.multiply_out(state.delivery.shared()) if shared is None else shared))
+        return dict(contract.private_copy(factored.multiply_out(state.delivery.shared()) if shared is None else shared))
 
     def personal_params(self, client: int | str) -> dict[str, Tensor]:
         """Return the dense parameters of one client's personal model."""
-        return dict(contract.own(self._simulation.personal_params(self.number_of(client))))
+        return dict(contract.private_copy(self._simulation.personal_params(self.number_of(client))))
 
     def global_parts(self) -> Payload:
         """Return the global model as the server holds it: factors where the method has them."""
