@@ -23,8 +23,9 @@ from fedslr.algorithms import ALGORITHMS
 from fedslr.data.cifar import CIFAR10
 from fedslr.data.client_data import ClientData
 from fedslr.data.federation import Federation
-from fedslr.engine.rounds import RECORDED_PHASES, Simulation
+from fedslr.engine.rounds import Simulation
 from fedslr.engine.settings import Settings
+from fedslr.storage.record import PHASES
 
 
 def random_images(clients: int = 100) -> Federation:
@@ -55,7 +56,7 @@ def measure(federation: Federation, method: str, engine: str, precision: str, ro
             begun = time.perf_counter()
     wall = time.perf_counter() - begun
     kept = records[warm:]
-    by = {phase: sum(r.seconds_by[phase] for r in kept) / len(kept) for phase in RECORDED_PHASES}
+    by = {phase: sum(r.seconds_by[phase] for r in kept) / len(kept) for phase in PHASES}
     peak = torch.cuda.max_memory_allocated() / 1e9
     return {
         "method": method, "engine": engine, "precision": precision, "rounds": rounds,

@@ -20,6 +20,7 @@ from conftest import make_federation, small_cnn
 from fedslr.algorithms import ALGORITHMS
 from fedslr.algorithms.fedavg import FedAvg
 from fedslr.core import prox, spectral, tree
+from fedslr.core.group import Group
 from fedslr.core.types import Params, Payload, Round
 from fedslr.engine import fused_map, recording, stacked, stacked_layers
 from fedslr.engine.batched import is_shared, padded_size, round_tensors, stack_trees
@@ -29,6 +30,7 @@ from fedslr.engine.eager import Eager
 from fedslr.engine.roster import Cohort
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.settings import Settings
+from fedslr.engine.setup import require_possible
 from fedslr.models.networks import Block
 from own_methods import Attentive, Clustered
 
@@ -87,7 +89,7 @@ def test_fused_and_stacked_work_is_the_eager_engines(
     ours = Cuda(eager.work)
     assert ours.cohort_problem.network is not None  # type: ignore[attr-defined]
     cohort, shares = [0, 2, 3], [1.0, 0.3, 0.0]
-    participants = list(Cohort(cohort, run.state.roster, run.state.delivery.decoded))
+    participants = list(Cohort(cohort, run.state.roster, payload_of=run.state.delivery.decoded))
     payloads = [one.payload for one in participants]
     now = Round(1, 3, 0.03, 0.6, 2, 1)
     with tree.mapped_by(fused_map.fuse):
@@ -248,15 +250,15 @@ def test_the_engine_is_refused_without_a_gpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(fedslr.FedslrError, match="engine: got 'cuda'"):
-        simulation("fedavg", [8, 8, 8], "cpu", engine="cuda")
+        require_possible(Settings(device="cpu", engine="cuda"), FedAvg(), Group())
     with pytest.raises(fedslr.FedslrError, match="precision: got 'bf16', which only a GPU has"):
-        simulation("fedavg", [8, 8, 8], "cpu", precision="bf16")
+        require_possible(Settings(device="cpu", precision="bf16"), FedAvg(), Group())
 
 
 @pytest.mark.gpu
 def test_double_precision_is_not_rounded() -> None:
     with pytest.raises(fedslr.FedslrError, match="precision: got 'bf16', but dtype = 'float64' is multiplied exactly"):
-        simulation("fedavg", [8, 8, 8], "cuda", precision="bf16", dtype="float64")
+        require_possible(Settings(device="cuda", precision="bf16", dtype="float64"), FedAvg(), Group())
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------

@@ -122,7 +122,9 @@ def test_two_save_by_the_clock_of_the_first(two):
 
 def test_what_several_processes_cannot_do_is_one_line(two):
     for rank, found in enumerate(two["ranks"]):
-        assert found["elsewhere"] == f"client: {1 - rank} lives in the process of rank {1 - rank}; ask there"
+        assert (
+            found["elsewhere"] == f"client: {1 - rank} belongs to rank {1 - rank}; call this function in that process"
+        )
         assert found["diagnostics"] == "diagnostics: they need all clients in one process; run without torchrun"
         assert found["one client"] == "torchrun: 2 processes for 1 clients; expected at most one for each"
         assert found["each upload"] == "torchrun: this method's server must see every upload; run it in one process"

@@ -131,7 +131,7 @@ class Algorithm(ABC, Generic[Server, Client, Ledger]):
             ledger: The ledger of a client with the client's upload, or the mean ledger with the mean upload.
             upload: The upload.
             share: The share of the upload that the server counted, from 0 to 1, as a float64 scalar tensor. The result
-                must be affine in it.
+                must be affine in it, equal to `ledger` for a share of 0, and linear in ledger and upload together.
             round: The round's number and step sizes.
         """
         return ledger

@@ -20,7 +20,7 @@ _mapper: ContextVar[Mapper | None] = ContextVar("mapper", default=None)
 
 @contextmanager
 def mapped_by(mapper: Mapper) -> Iterator[None]:
-    """Compute `map` with an engine's mapper within the block: all leaves at once."""
+    """Within the block, let `map` apply the mapper of an engine, which computes all leaves at once."""
     token = _mapper.set(mapper)
     try:
         yield

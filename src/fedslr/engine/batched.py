@@ -26,7 +26,7 @@ from fedslr.engine.eager import EVALUATION_BATCH, Eager
 from fedslr.engine.results import CohortResult, Result
 from fedslr.engine.workload import Participant, Workload
 
-Work = Callable[[Any, Payload, Any], Any]
+ClientFunction = Callable[[Any, Payload, Any], Any]
 """A client's part in a round: a function of its state, payload and data."""
 
 T = TypeVar("T")
@@ -229,7 +229,7 @@ class Batched(Eager):
         """Return the uploads; called between the two phases of a round."""
         return uploads
 
-    def _each(self, work: Work, batches: CohortBatches, states: Any, payload: Payload, shared: bool) -> Any:
+    def _each(self, work: ClientFunction, batches: CohortBatches, states: Any, payload: Payload, shared: bool) -> Any:
         """Do some work for every client of the cohort."""
 
         def one(slot: Tensor, state: Any, payload: Payload) -> Any:

@@ -139,7 +139,7 @@ class CohortBatches:
             self.counts.copy_(found)
 
     def take(self, count: int, phase: int) -> Passes:
-        """The batches of `count` passes of a phase."""
+        """Return the padded batches of `count` epochs of a training phase."""
         if (count, phase) not in self.passes:
             self.passes[count, phase] = self._make(count, phase)
         return self.passes[count, phase]

@@ -23,7 +23,7 @@ class Broadcast:
         self.payload = contract.require_broadcast(algorithm.broadcast(state.server, state.mean_ledger))
 
     def shared(self) -> Payload:
-        """Return the global model, or what the server holds instead, with factors where the method has them."""
+        """Return the global model; for a method without one, the tensors that the server holds."""
         return self.algorithm.shared(self.payload)
 
     def ranks(self) -> dict[str, int]:

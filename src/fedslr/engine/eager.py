@@ -28,7 +28,7 @@ EVALUATION_BATCH = 1024
 class Eager:
     """Runs a method's functions as they are written.
 
-    The batched and the CUDA engine derive from this one. A cohort may be iterated over more than once.
+    The batched and the CUDA engine derive from this one. An engine may iterate over a cohort more than once.
     """
 
     def __init__(self, work: Workload) -> None:
@@ -65,7 +65,7 @@ class Eager:
     def prepare_next(
         self, numbers: Sequence[int], member_of: Callable[[int], Member], round: Round
     ) -> Mapping[int, Member]:
-        """Prepare the next round of training; return the members that were read for it, which must train in it."""
+        """Prepare the next round of training; return the members that were read. The next cohort must use these."""
         return {}
 
     def start_server_work(self, work: Callable[[], T]) -> Callable[[], T]:

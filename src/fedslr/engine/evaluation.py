@@ -21,7 +21,7 @@ from fedslr.storage.statistics import Evaluation
 def evaluate(run: RunState, engine: Eager, group: Group, clients: Sequence[int]) -> Evaluation:
     """Return the test accuracy of some clients under the global model and under their own."""
     mine, shared = group.mine(clients), run.global_model()
-    personal = engine.personal_accuracy(Cohort(mine, run.roster, run.delivery.decoded)) if mine else []
+    personal = engine.personal_accuracy(Cohort(mine, run.roster, payload_of=run.delivery.decoded)) if mine else []
     of_global = engine.accuracy(shared, mine) if mine and shared is not None else []
     return Evaluation(None if shared is None else group.each(clients, of_global), group.each(clients, personal))
 
@@ -34,7 +34,7 @@ def sizes(run: RunState, group: Group, clients: Sequence[int]) -> Sizes:
     mine = group.mine(clients)
     personal: list[int] = []
     for start in range(0, len(mine), MAX_EVALUATED_TOGETHER):
-        cohort = Cohort(mine[start : start + MAX_EVALUATED_TOGETHER], run.roster, run.delivery.compact)
+        cohort = Cohort(mine[start : start + MAX_EVALUATED_TOGETHER], run.roster, payload_of=run.delivery.compact)
         deployed = [run.algorithm.deployed(member.client, payload) for _, member, payload in cohort]
         personal += parameters_of([factored.smaller_forms(parts) for parts in deployed])
     dense = sum(x.numel() for x in run.start.values())

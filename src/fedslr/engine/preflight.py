@@ -93,7 +93,8 @@ def _check_gradients(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> list
     idle = [name for name, grad in zip(params, grads, strict=True) if grad is None]
     if len(idle) == len(params):
         raise FedslrError(
-            "model: the loss depends on none of its parameters; its forward may use copies of them, kept in a list"
+            "model: the loss depends on none of its parameters; register layers as attributes or in an nn.ModuleList, "
+            "not in a plain list"
         )
     return [f"model: {', '.join(idle)} got no gradient and will only decay"] if idle else []
 

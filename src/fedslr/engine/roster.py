@@ -1,15 +1,9 @@
-"""The clients of a run between rounds, and the store that keeps their states."""
+"""The clients of a run between rounds, and in a round."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.states import plain, restore
@@ -60,27 +54,13 @@ class Cohort:
         self,
         numbers: Sequence[int],
         roster: Roster,
+        *,
         payload_of: Callable[[int, Member], Payload],
         known: Mapping[int, Member] | None = None,
     ) -> None:
-        self.numbers, self.roster, self.payload_of, self.known = numbers, roster, payload_of, known or {}
+        self.numbers, self.roster, self.known, self.payload_of = numbers, roster, known or {}, payload_of
 
     def __iter__(self) -> Iterator[Participant]:
         for number in self.numbers:
             member = self.known[number] if number in self.known else self.roster.member(number)
             yield Participant(number, member, self.payload_of(number, member))
-
-
-def temporary_store(owner: object, device: torch.device, budget: int | None) -> ClientStore:
-    """Return a store for a run without a folder; its files are removed when `owner` is garbage-collected."""
-    if budget is None:
-        return ClientStore(None, device, None)
-    folder = Path(tempfile.mkdtemp(prefix="fedslr-"))
-    store = ClientStore(folder, device, budget)
-    weakref.finalize(owner, _discard, store, folder)
-    return store
-
-
-def _discard(store: ClientStore, folder: Path) -> None:
-    store.close()
-    shutil.rmtree(folder, ignore_errors=True)

@@ -33,6 +33,28 @@ MAX_ROUND_INPUTS = 2**28
 """Numbers in the batches of a round up to which all may be made before it: one GiB in float32."""
 
 
+def require_possible(settings: Settings, algorithm: Algorithm[Any, Any, Any], group: Group) -> None:
+    """Refuse settings that contradict each other, the method or the machine, before any data are read."""
+    on_gpu = settings.torch_device().type == "cuda"
+    if settings.engine == "cuda" and not on_gpu:
+        raise FedslrError("engine: got 'cuda', but this run is not on a GPU; try auto, or device = 'cuda'")
+    if settings.precision not in ("auto", "float32") and not on_gpu:
+        raise FedslrError(f"precision: got '{settings.precision}', which only a GPU has; expected auto or float32")
+    if settings.precision in ("tf32", "bf16") and settings.dtype != "float32":
+        raise FedslrError(
+            f"precision: got '{settings.precision}', but dtype = '{settings.dtype}' is multiplied exactly; "
+            "expected auto or float32"
+        )
+    if settings.diagnostics and not algorithm.has_diagnostics:
+        raise FedslrError(f"diagnostics: {algorithm.name} has no convergence theory here; set diagnostics = false")
+    if group.size > 1 and settings.diagnostics:
+        raise FedslrError("diagnostics: they need all clients in one process; run without torchrun")
+    if group.size > 1 and settings.device.startswith("cuda:"):
+        raise FedslrError(f"device: got '{settings.device}', but each process has its own; expected auto, cuda or cpu")
+    if group.size > 1 and algorithm.server_sees == "each":
+        raise FedslrError("torchrun: this method's server must see every upload; run it in one process")
+
+
 def workload(
     algorithm: Algorithm[Any, Any, Any],
     federation: Federation,
@@ -43,7 +65,7 @@ def workload(
     group: Group,
     warn: Callable[[str], None],
 ) -> Workload:
-    """Return the description of a run that its engine is made from; refuse a model or a method that cannot run."""
+    """Return the description of a run that its engine is made from; refuse a model that cannot run."""
     device, dtype = settings.torch_device(), settings.torch_dtype()
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # kernels and graphs run on the current device
@@ -51,12 +73,6 @@ def workload(
     loss = loss or losses.find(settings.loss)
     for warning in preflight.check(module, federation, loss):
         warn(warning)
-    if settings.diagnostics and not algorithm.has_diagnostics:
-        raise FedslrError(f"diagnostics: {algorithm.name} has no convergence theory here; set diagnostics = false")
-    if group.size > 1 and settings.diagnostics:
-        raise FedslrError("diagnostics: they need all clients in one process; run without torchrun")
-    if group.size > 1 and settings.device.startswith("cuda:"):
-        raise FedslrError(f"device: got '{settings.device}', but each process has its own; expected auto, cuda or cpu")
     examples = [len(c.y) for c in federation.clients]
     return Workload(
         algorithm=algorithm,
@@ -76,15 +92,6 @@ def workload(
 def choose_engine(settings: Settings, work: Workload, warn: Callable[[str], None]) -> Eager:
     """Return the engine that was asked for; `auto` takes the CUDA engine on a GPU and the faster one on a CPU."""
     on_gpu = work.device.type == "cuda"
-    if settings.engine == "cuda" and not on_gpu:
-        raise FedslrError("engine: got 'cuda', but this run is not on a GPU; try auto, or device = 'cuda'")
-    if settings.precision not in ("auto", "float32") and not on_gpu:
-        raise FedslrError(f"precision: got '{settings.precision}', which only a GPU has; expected auto or float32")
-    if settings.precision in ("tf32", "bf16") and settings.dtype != "float32":
-        raise FedslrError(
-            f"precision: got '{settings.precision}', but dtype = '{settings.dtype}' is multiplied exactly; "
-            "expected auto or float32"
-        )
     if on_gpu:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         work.problem.tf32 = work.precision != "float32"

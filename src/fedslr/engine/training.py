@@ -26,8 +26,8 @@ LARGE_INPUT = 1000.0
 class Trained(NamedTuple):
     """A trained cohort."""
 
-    aggregate: Callable[[], NextRound]
-    """Returns the server's next state and its broadcast."""
+    server_turn: Callable[[], NextRound]
+    """Returns the server's next state and its broadcast. On a GPU the work has begun while clients personalise."""
     down: Size
     """The size of all messages to clients together."""
     up: Size
@@ -52,12 +52,14 @@ class CohortTraining:
         """
         state, delivery = self.state, self.state.delivery
         state.store.prefetch(coming)
-        cohort = Cohort(mine, state.roster, delivery.send, self._expected)
+        # Each client is sent its message when the engine reads it from the cohort.
+        cohort = Cohort(mine, state.roster, payload_of=delivery.send, known=self._expected)
         uploads, pending = _Uploads(state), []
-        aggregate: Callable[[], NextRound] = partial(self._aggregate, uploads, now)
+        server_turn: Callable[[], NextRound] = partial(self._aggregate, uploads, now)
         for result in self.engine.train(cohort, now) if mine else ():
-            if result.numbers[-1] == mine[-1]:
-                aggregate = self._begin_to_aggregate(uploads, result, now)
+            is_last = result.numbers[-1] == mine[-1]
+            if is_last:
+                server_turn = self._begin_server_turn(uploads, result, now)
             else:
                 uploads.add(result)
             pending.append(self._receive(result, now))
@@ -68,10 +70,10 @@ class CohortTraining:
             up = [size for read in pending for size in read()]
         down = [delivery.sizes[number] for number in mine]
         counts = self.group.add_counts([*_total(down), *_total(up)])
-        return Trained(aggregate, Size(*counts[:2]), Size(*counts[2:]))
+        return Trained(server_turn, Size(*counts[:2]), Size(*counts[2:]))
 
-    def _begin_to_aggregate(self, uploads: _Uploads, last: Result, now: Round) -> Callable[[], NextRound]:
-        """Let the server add up the last uploads and aggregate, beside clients that still personalise if it can."""
+    def _begin_server_turn(self, uploads: _Uploads, last: Result, now: Round) -> Callable[[], NextRound]:
+        """Let the server add the last uploads and aggregate. A GPU does this while clients still personalise."""
 
         def work() -> NextRound:
             uploads.add(last)
@@ -91,7 +93,7 @@ class CohortTraining:
             read = result.measure()
             try:
                 self._book(result, now)
-            except WireError:  # the disk refuses values that are not finite: name the client that diverged
+            except WireError:  # Files cannot hold NaN. Reading the sizes names the client that diverged.
                 read()
                 raise
         return read

@@ -21,6 +21,7 @@ from fedslr.data import build_federation
 from fedslr.data.federation import Federation
 from fedslr.engine import distributed
 from fedslr.engine.settings import CUSTOM, DTYPES, Settings
+from fedslr.engine.setup import require_possible
 from fedslr.models import MODELS
 from fedslr.run.execution import RunRequest, execute
 from fedslr.run.recipe_text import dump
@@ -81,6 +82,8 @@ def run(
     selection = settings.get("selection")
     named_loss = "cross_entropy" if loss is cross_entropy else loss
     checked = schema.build(Settings, _plain({**settings, "loss": named_loss})).with_resolved_precision()
+    group = distributed.join()
+    require_possible(checked, algorithm, group)
     table = dict(federation.options or {"name": federation.name, "clients": len(federation.clients)})
     request = RunRequest(
         algorithm=algorithm,
@@ -97,7 +100,7 @@ def run(
         track=track,
         warn=warn or (lambda text: warnings.warn(text, stacklevel=3)),
     )
-    return execute(request, distributed.join())
+    return execute(request, group)
 
 
 def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None = None, **options: Any) -> Result:
@@ -105,6 +108,7 @@ def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None 
     warn = warn or warnings.warn
     recipe = replace(recipe, settings=recipe.settings.with_resolved_precision())
     group = distributed.join()
+    require_possible(recipe.settings, recipe.algorithm, group)
     # The first process decodes images for all.
     federation = group.after_first(lambda: build_federation(recipe.data, warn))
     request = RunRequest(

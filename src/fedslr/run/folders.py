@@ -14,7 +14,7 @@ from fedslr.core.group import Group
 from fedslr.core.schema import flatten
 from fedslr.report.saved_runs import read_run
 from fedslr.run.recipe_text import dotted
-from fedslr.storage.run_folder import LEDGER, RunFolder, SharedFolder
+from fedslr.storage.run_folder import FEDERATION_DATABASE, RunFolder, SharedFolder
 
 RESUMABLE = {"rounds", "device", "store", "memory_budget", "evaluate_every", "checkpoint_every", "checkpoint_minutes"}
 """The settings that may change when a run is resumed: they change no round that was already made."""
@@ -40,7 +40,7 @@ def _require_free(path: Path, resume: bool) -> None:
     """Refuse a folder that this run may not use."""
     if resume and not path.exists():
         raise FedslrError(f"resume: {path} holds no run to resume; leave resume out to start one")
-    if (path / LEDGER).exists():
+    if (path / FEDERATION_DATABASE).exists():
         raise FedslrError(f"out: {path} is the folder of a federation; go on with fedslr federation resume {path}")
     if not resume and (has_rounds(path) or (path / "summary.json").exists()):
         raise FedslrError(f"out: {path} already holds a run; resume it (--resume, resume=True) or choose another")

@@ -30,7 +30,7 @@ from fedslr.core.errors import CheckpointError
 from fedslr.core.group import Group
 from fedslr.core.tree import Tree
 from fedslr.storage.client_store import ClientStore
-from fedslr.storage.run_folder import LEDGER
+from fedslr.storage.run_folder import FEDERATION_DATABASE
 from fedslr.storage.tree_files import Entry, read_tree, read_verified, verify, write_tree
 
 FORMAT = 1
@@ -82,7 +82,7 @@ DEPLOYED = "{}: this is a deployed federation; get its models with fedslr export
 def require_checkpoint(run: Path) -> Path:
     """Return the folder of a run's checkpoints; raise a CheckpointError if there are none."""
     if not (run / "checkpoint").is_dir():
-        raise CheckpointError((DEPLOYED if (run / LEDGER).exists() else NO_CHECKPOINT).format(run))
+        raise CheckpointError((DEPLOYED if (run / FEDERATION_DATABASE).exists() else NO_CHECKPOINT).format(run))
     return run / "checkpoint"
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
+import tempfile
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -254,3 +257,18 @@ class ClientStore:
     def _folder(self) -> Path:
         assert self.folder is not None, "a store without a folder keeps every state in memory"
         return self.folder
+
+
+def temporary_store(owner: object, device: torch.device, budget: int | None) -> ClientStore:
+    """Return a store for a run without a folder; its files are removed when `owner` is garbage-collected."""
+    if budget is None:
+        return ClientStore(None, device, None)
+    folder = Path(tempfile.mkdtemp(prefix="fedslr-"))
+    store = ClientStore(folder, device, budget)
+    weakref.finalize(owner, _discard, store, folder)
+    return store
+
+
+def _discard(store: ClientStore, folder: Path) -> None:
+    store.close()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from fedslr.channel.layout import Size
 from fedslr.channel.model_size import Sizes
 from fedslr.core.errors import FedslrError
 from fedslr.storage.statistics import Evaluation, PerClient, average
+
+PHASES = ("train", "aggregate", "evaluate")
+"""The phases of a round whose seconds a record has."""
 
 
 @dataclass
@@ -50,6 +53,11 @@ class Record:
     def count_up(self, size: Size) -> None:
         self.bytes_up += size.bytes
         self.numbers_up += size.numbers
+
+    def count_seconds(self, now: Mapping[str, float], before: Mapping[str, float]) -> None:
+        """Add the seconds of every phase since a moment before."""
+        self.seconds_by |= {phase: round(now[phase] - before[phase], 6) for phase in PHASES if phase in before}
+        self.seconds = round(sum(self.seconds_by.values()), 6)
 
     def add_evaluation(self, found: Evaluation, clients: Sequence[int] | None = None) -> None:
         """Add the accuracies of all clients, or of the given ones."""

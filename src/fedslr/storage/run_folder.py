@@ -14,7 +14,7 @@ from fedslr.core.errors import CheckpointError
 from fedslr.storage.locks import lock, share
 from fedslr.storage.record import Record
 
-LEDGER = "ledger.sqlite"
+FEDERATION_DATABASE = "ledger.sqlite"
 """The database of a deployed federation, which it has in its run folder instead of a checkpoint."""
 
 
