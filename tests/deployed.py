@@ -23,7 +23,7 @@ from fedslr.deploy.lifecycle import open_coordinator
 from fedslr.deploy.messages import Order
 from fedslr.deploy.node import Node
 from fedslr.deploy.node_store import NodeStore
-from fedslr.deploy.node_work import Work
+from fedslr.deploy.node_work import NodeWork
 from fedslr.deploy.server import Coordinator
 from fedslr.engine.aggregation import weight_of
 from fedslr.engine.rounds import Simulation
@@ -144,14 +144,14 @@ class Forked(Local):
 BEFORE, AFTER = False, True
 NODE_STEPS: dict[str, tuple[type, str, bool]] = {
     "received": (NodeStore, "read", BEFORE),
-    "booking": (Work, "book", BEFORE),
+    "booking": (NodeWork, "book", BEFORE),
     "booked": (Node, "_book", AFTER),
-    "trained": (Work, "local_update", AFTER),
+    "trained": (NodeWork, "local_update", AFTER),
     "writing": (NodeStore, "write", AFTER),
     "turning": (NodeStore, "turn", BEFORE),
     "pending": (Node, "_train", AFTER),
     "answered": (Node, "finish", BEFORE),
-    "personalized": (Work, "personalize", AFTER),
+    "personalized": (NodeWork, "personalize", AFTER),
     "finished": (Node, "finish", AFTER),
 }
 """The moments at which a node can be killed; it has answered in the last three."""

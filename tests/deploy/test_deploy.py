@@ -45,7 +45,7 @@ from fedslr.core.states import plain
 from fedslr.deploy import lifecycle, node_store
 from fedslr.deploy.messages import DONE, EVALUATE, LOST, REFUSED, TRAIN, Order, digest
 from fedslr.deploy.node import Node
-from fedslr.deploy.node_work import Work
+from fedslr.deploy.node_work import NodeWork
 from fedslr.deploy.predict import scores
 from fedslr.deploy.uploads import scale_within, scaled
 from fedslr.storage.record import read_records
@@ -245,9 +245,9 @@ def test_a_node_killed_at_any_step_goes_on(name, step, tmp_path):
 
 def test_an_upload_is_made_once_however_often_it_is_asked_for(tmp_path, monkeypatch):
     trainings: list[int] = []
-    train = Work.local_update
+    train = NodeWork.local_update
     monkeypatch.setattr(
-        Work, "local_update", lambda work, *args: (trainings.append(work.client), train(work, *args))[1]
+        NodeWork, "local_update", lambda work, *args: (trainings.append(work.client), train(work, *args))[1]
     )
     federation = Federation(tmp_path, make_federation(SIZES), recipe(changes=["rounds=1"]))
     answers: dict[str, set[str]] = {}
@@ -272,16 +272,16 @@ def spied(monkeypatch: pytest.MonkeyPatch, federation: Federation) -> list[tuple
     events: list[tuple[str, str, int]] = []
 
     def spying(name: str, word: str) -> Any:
-        real = getattr(Work, name)
+        real = getattr(NodeWork, name)
 
-        def spy(work: Work, *args: Any) -> Any:
+        def spy(work: NodeWork, *args: Any) -> Any:
             events.append((word, f"key-{work.client}", args[-1].number))
             return real(work, *args)
 
         return spy
 
     for name, word in (("local_update", "trained"), ("personalize", "personalized")):
-        monkeypatch.setattr(Work, name, spying(name, word))
+        monkeypatch.setattr(NodeWork, name, spying(name, word))
     fate = federation.post.fate
 
     def answer(identity: str, order: Order, fields: Any) -> Any:
@@ -1146,7 +1146,7 @@ def test_what_was_deployed_ships(method, tmp_path, command):
     code, out, err = command("export", tmp_path / "run", "--global")
     shared = simulation.state.global_model()
     if shared is None:
-        assert (code, "has no global model; export a client's on its node" in err) == (2, True)
+        assert (code, "has no global model; export a personal model on the client's node" in err) == (2, True)
         return
     assert code == 0, err
     ours = fedslr.load_exported(tmp_path / "run" / "export" / "global.safetensors")

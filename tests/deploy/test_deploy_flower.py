@@ -28,7 +28,7 @@ from fedslr.deploy import options
 from fedslr.deploy.accounts import Accounts
 from fedslr.deploy.database import Database
 from fedslr.deploy.node_store import NodeStore
-from fedslr.deploy.node_work import Work
+from fedslr.deploy.node_work import NodeWork
 from fedslr.storage.locks import is_taken, lock
 from fedslr.storage.record import Record, read_records
 
@@ -40,7 +40,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.exit import exit_handler
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedslr.deploy import flower, keys, loopback
+from fedslr.deploy import flower, keys, loopback, submission
 from fedslr.deploy.predict import scores
 
 
@@ -145,9 +145,9 @@ def off(a: Any, b: Any) -> float:
 def test_the_reply_leaves_before_the_personal_part_is_trained(tmp_path, monkeypatch):
     """Flower pushes the reply, then it runs these exit handlers and waits for them, then it ends the process."""
     personalized: list[int] = []
-    real = Work.personalize
+    real = NodeWork.personalize
     monkeypatch.setattr(
-        Work, "personalize", lambda work, *args: (personalized.append(work.client), real(work, *args))[1]
+        NodeWork, "personalize", lambda work, *args: (personalized.append(work.client), real(work, *args))[1]
     )
     grid = one_process(tmp_path, make_federation(SIZES))
     before_the_end: list[list[int]] = []
@@ -263,7 +263,7 @@ def test_a_demo_knows_where_it_stands(tmp_path, command, monkeypatch):
 def test_what_a_program_says_is_a_line(tmp_path):
     box = "import sys; sys.exit('╭─ Error ──╮\\n│ no such  │\\n│ thing    │\\n╰──────────╯')"
     with pytest.raises(FedslrError, match=r"failed: Error no such thing$"):
-        loopback.call([sys.executable, "-c", box], {"PYTHONIOENCODING": "utf-8"})
+        submission.call([sys.executable, "-c", box], {"PYTHONIOENCODING": "utf-8"})
 
 
 def test_the_recipe_of_the_demo_is_the_default_of_the_app():
@@ -405,7 +405,8 @@ def test_a_start_that_failed_early_says_why(tmp_path, command):
     for name in ("status", "resume"):
         code, _, err = command("federation", name, tmp_path)
         says = (
-            f"error: {tmp_path}: holds no federation (ledger.sqlite is missing); its start failed: no module 'mine'\n"
+            f"error: {tmp_path}: holds no federation; its start failed: no module 'mine'; give the folder of --out of "
+            "`fedslr federation start`\n"
         )
         assert (code, err) == (2, says)
     (tmp_path / "ledger.sqlite").touch()
@@ -466,7 +467,7 @@ def test_a_demo_that_is_interrupted_says_how_it_goes_on(tmp_path, command, monke
 def test_what_a_program_said_last_is_told_in_whole_words(tmp_path):
     said = " ".join(f"word{i}" for i in range(200))
     with pytest.raises(FedslrError, match=r"sh -c failed: … word\d+ .* word199$") as error:
-        loopback.call(["sh", "-c", f"echo {said}; exit 1"], {"PATH": os.environ["PATH"]})
+        submission.call(["sh", "-c", f"echo {said}; exit 1"], {"PATH": os.environ["PATH"]})
     assert len(str(error.value)) < 450
 
 
@@ -520,7 +521,7 @@ def test_status_remove_release_and_predict(tmp_path, command):
         (np.zeros((2, 6), np.int64), "x: the model does not take inputs of type int64: "),
         (
             np.zeros((2, 6), np.uint8),
-            "x: it is 8-bit, and the model was trained on other numbers; give those",
+            "x: it is 8-bit, but the training data was not; scale x as the training data and save it as float32",
         ),
     ):
         np.save(inputs, wrong)
@@ -641,7 +642,7 @@ def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):
             link.start_node(f"{number}", number, tmp_path / f"data-{number}", tmp_path / f"node-{number}")
 
         def fedslr_command(*args: str) -> None:
-            loopback.call([sys.executable, "-m", "fedslr", "federation", *args], link.env)
+            submission.call([sys.executable, "-m", "fedslr", "federation", *args], link.env)
 
         link.start_superlink()
         for number, data in enumerate(federation.federation.clients):

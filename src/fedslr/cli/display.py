@@ -55,6 +55,7 @@ def decoding() -> Iterator[None]:
 
 
 def progress_bars(heading: str = "{task.description} {task.completed}/{task.total}", quiet: bool = False) -> Progress:
+    """Return a display with one bar per task; it shows nothing if quiet or if nobody watches a terminal."""
     return Progress(
         TextColumn(heading, markup=False),
         BarColumn(bar_width=24),

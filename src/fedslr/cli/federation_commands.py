@@ -12,11 +12,12 @@ from fedslr.cli.arguments import AsJson, Changes, Resume
 from fedslr.cli.printing import print_json
 from fedslr.core.errors import FedslrError, Interrupted
 from fedslr.deploy import options, predict
-from fedslr.deploy.database import FILE, Database, open_database
-from fedslr.deploy.lifecycle import FAILURE_FILE, TAKEOVER_SECONDS, require_same_run
+from fedslr.deploy.database import Database, open_database
+from fedslr.deploy.lifecycle import FAILURE_FILE, TAKEOVER_SECONDS, require_same_federation
 from fedslr.report.number_text import percent
 from fedslr.run.recipe_library import find_recipe
 from fedslr.storage.locks import is_taken
+from fedslr.storage.run_folder import FEDERATION_DATABASE
 
 app = typer.Typer(help="Run federations on several machines, with Flower.", rich_markup_mode=None)
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder, on the SuperLink's machine.")]
@@ -99,7 +100,7 @@ def start(
         raise FedslrError(f"out: a server is at work in {out}; wait for it, or choose another folder")
     with open_database(out) as database:
         if database is not None:
-            require_same_run(database, asked, out)
+            require_same_federation(database, asked, out)
     _submit(asked.to_toml(), out, superlink)
 
 
@@ -124,10 +125,11 @@ def _submit(text: str, out: Path, superlink: str) -> None:
     import os
     import tempfile
 
-    from fedslr.deploy import loopback
+    from fedslr.deploy import submission
 
     with tempfile.TemporaryDirectory(prefix="fedslr-") as folder:
-        number = loopback.submit(Path(folder), superlink, text, out.absolute(), {**loopback.NO_TELEMETRY, **os.environ})
+        env = {**submission.NO_TELEMETRY, **os.environ}
+        number = submission.submit(Path(folder), superlink, text, out.absolute(), env)
     typer.echo(
         f"the SuperLink runs it as run {number}, and takes some seconds to begin; see "
         f"`fedslr federation status {out}`, `flwr log {number} {superlink}`"
@@ -240,11 +242,11 @@ def _resuming(out: Path) -> str:
 
 def _database(out: Path) -> Database:
     """Return the database of a run folder; refuse a folder without one."""
-    there = (out / FILE).exists()
+    there = (out / FEDERATION_DATABASE).exists()
     database = Database(out) if there else None
     if database is None or not database.exists:
         why = f"; its start failed: {failure}" if (failure := _failure(out)) else ""
-        raise FedslrError(f"{out}: holds no federation ({FILE} is {'empty' if there else 'missing'}){why}")
+        raise FedslrError(f"{out}: holds no federation{why}; give the folder of --out of `fedslr federation start`")
     return database
 
 

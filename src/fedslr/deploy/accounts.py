@@ -32,13 +32,15 @@ from fedslr.engine.aggregation import (
     weight_of,
     with_member,
 )
+from fedslr.engine.delivery import Broadcast
 
 
 class Account(NamedTuple):
-    """The server's copy of a client's ledger, and the address that came with the client's last counted upload."""
+    """The server's copy of a client's ledger, and of what the method needs to address the client, such as a mask."""
 
     ledger: Any
     address: Payload
+    """It came with the client's last counted upload."""
 
     def to_tree(self) -> Tree | None:
         """Return the account as a tree; None for a method that keeps neither ledgers nor addresses."""
@@ -46,12 +48,12 @@ class Account(NamedTuple):
         return {"ledger": ledger, "address": self.address} if ledger or self.address else None
 
 
-class Broadcast:
+class EncodedBroadcast(Broadcast):
     """The broadcast of a server's state, and the messages that carry it: the same for all clients, or one for each."""
 
     def __init__(self, algorithm: Algorithm[Any, Any, Any], state: ServerState) -> None:
-        self.algorithm, self.state = algorithm, state
-        self.payload = contract.require_broadcast(algorithm.broadcast(state.server, state.mean_ledger))
+        super().__init__(algorithm, state)
+        self.state = state
         self._to_all = None if algorithm.addresses() else encode(self.payload)
 
     def message(self, number: int, address: Payload) -> encoding.Message:
@@ -62,18 +64,10 @@ class Broadcast:
         """Return a tree without values that has the form of a client's decoded payload, and of its upload."""
         return tree.map(_without_values, self.algorithm.addressed(self.payload, address, number))
 
-    def shared(self) -> Payload:
-        """Return the global model, or the server's tensors in its place, with factors where the method has them."""
-        return self.algorithm.shared(self.payload)
-
     def shared_message(self) -> encoding.Message:
         """Return the message with the global model for clients whose own message holds only parts of it."""
         in_payload = self._to_all is not None or not self.algorithm.has_global_model
         return encoding.NOTHING if in_payload else encode(self.shared())
-
-    def ranks(self) -> dict[str, int]:
-        """Return the rank of every layer that the server holds as factors."""
-        return {name: x.rank for name, x in self.shared().items() if isinstance(x, LowRank)}
 
 
 def _without_values(leaf: Tensor | LowRank) -> Tensor:
@@ -98,17 +92,17 @@ class Accounts:
         like, kept = first_server_state(algorithm, contract.private_copy(self.start)), database.tree("server")
         self.state = ServerState(restore(like.server, kept["server"]), restore(like.mean_ledger, kept["mean_ledger"]))
         self.members = database.members()
-        self._broadcast: Broadcast | None = None
+        self._broadcast: EncodedBroadcast | None = None
 
     @property
-    def broadcast(self) -> Broadcast:
+    def broadcast(self) -> EncodedBroadcast:
         """The broadcast of the server's present state."""
         return self.broadcast_of(self.state)
 
-    def broadcast_of(self, state: ServerState) -> Broadcast:
+    def broadcast_of(self, state: ServerState) -> EncodedBroadcast:
         """Return the broadcast of a state, made once until another state is asked for."""
         if self._broadcast is None or self._broadcast.state is not state:
-            self._broadcast = Broadcast(self.algorithm, state)
+            self._broadcast = EncodedBroadcast(self.algorithm, state)
         return self._broadcast
 
     def account(self, number: int) -> Account:
@@ -178,7 +172,7 @@ class Accounts:
             mean.add(upload.tree, self.weight(number))
         each = {number: upload.tree for number, upload in uploads.items()}
         state = close_round(self.algorithm, self.state, mean, self.total_weight(), round, each)
-        self.broadcast_of(state)
+        self.broadcast_of(state)  # Encoding fails for a model that diverged; the round is not committed then.
         return state
 
     def counted(self, number: int, upload: Upload, round: Round, attempt: int) -> Counted:

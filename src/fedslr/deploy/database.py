@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 from fedslr.core.durable import MAKE_ROOM, disk_errors, sync_folder, write_whole
 from fedslr.core.errors import CheckpointError, FedslrError
 from fedslr.core.tree import Tree
-from fedslr.storage.run_folder import LEDGER
+from fedslr.storage.run_folder import FEDERATION_DATABASE
 from fedslr.storage.tree_files import Entry, read_tree, write_tree
 
 FORMAT = 1
-FILE, FOLDER = LEDGER, "ledger"
+ARRAYS_FOLDER = "ledger"
+"""The folder of the arrays that the database names."""
 MAX_REFUSED_SENDERS = 20
 """The database keeps the last refusal of each of this many senders."""
 MAX_REASON_LENGTH = 300
@@ -87,7 +88,7 @@ class Database:
     """The database of a federation and the files that it names."""
 
     def __init__(self, run: Path) -> None:
-        self.path, self.folder = run / FILE, run / FOLDER
+        self.path, self.folder = run / FEDERATION_DATABASE, run / ARRAYS_FOLDER
         try:
             self.folder.mkdir(0o700, parents=True, exist_ok=True)
             self.path.touch(0o600)
@@ -319,7 +320,7 @@ class Database:
 @contextlib.contextmanager
 def open_database(run: Path) -> Iterator[Database | None]:
     """Open the database of a run folder for a block; give None if no federation was begun there."""
-    if not (run / FILE).exists():
+    if not (run / FEDERATION_DATABASE).exists():
         yield None
         return
     with contextlib.closing(Database(run)) as database:

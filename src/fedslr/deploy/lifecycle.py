@@ -51,7 +51,7 @@ def open_coordinator(
         asked = asked or options.from_text(database.fact("recipe"))
         select = selection.find(asked.recipe.settings.selection)
         if database.exists:
-            require_same_run(database, asked, path)
+            require_same_federation(database, asked, path)
             database.note("recipe", asked.to_toml())
         else:
             _begin(database, asked)
@@ -71,7 +71,7 @@ def _begin(database: Database, asked: Deployment) -> None:
     database.create(secrets.token_hex(8), asked.to_toml(), start, server)
 
 
-def require_same_run(database: Database, asked: Deployment, path: Path) -> None:
+def require_same_federation(database: Database, asked: Deployment, path: Path) -> None:
     """Refuse to resume a run with a request that would have changed a finished round."""
     kept = options.from_text(database.fact("recipe"))
     fixed, done = fixed_on_resume(kept.recipe.algorithm), database.fact("done")

@@ -39,7 +39,7 @@ from fedslr.deploy.messages import (
     next_head,
 )
 from fedslr.deploy.node_store import Evaluated, NodeStore, Page, Pending
-from fedslr.deploy.node_work import Data, Work, kind_of_inputs, own_data
+from fedslr.deploy.node_work import Data, NodeWork, kind_of_inputs, own_data
 from fedslr.engine import preflight
 from fedslr.storage.locks import lock
 
@@ -106,8 +106,8 @@ class Node:
                 f"{self.store.folder} belongs to another run ({page.run}); give this run a store of its own"
             )
 
-    def _work(self, page: Page) -> Work:
-        return Work(self.client, page.recipe, self.store.tree(page.start), self.data)
+    def _work(self, page: Page) -> NodeWork:
+        return NodeWork(self.client, page.recipe, self.store.tree(page.start), self.data)
 
     # --- enrolment ----------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Node:
 
     # --- the pending upload -------------------------------------------------------------------------------------------
 
-    def _settle(self, work: Work, page: Page, order: Order) -> Page:
+    def _settle(self, work: NodeWork, page: Page, order: Order) -> Page:
         """Book the pending upload if the server counted it; else drop it, unless this order requests it again."""
         pending, page = page.pending, replace(page, seen=(order.round, order.attempt))
         if order.head == page.head:
@@ -186,7 +186,7 @@ class Node:
             raise _Lost("the server counted an upload that this node does not have")
         return self._book(work, page, pending, order)
 
-    def _book(self, work: Work, page: Page, pending: Pending, order: Order) -> Page:
+    def _book(self, work: NodeWork, page: Page, pending: Pending, order: Order) -> Page:
         """Make the state after the pending upload the state that counts."""
         if pending.broadcast is not None:
             page, pending = self._personalize(work, page, pending)
@@ -197,7 +197,7 @@ class Node:
             replace(page, head=order.head, state=self.store.write(page, "state", state), pending=None)
         )
 
-    def _personalize(self, work: Work, page: Page, pending: Pending) -> tuple[Page, Pending]:
+    def _personalize(self, work: NodeWork, page: Page, pending: Pending) -> tuple[Page, Pending]:
         """Train the personal part after the pending upload; if it diverges, keep the part as it was."""
         trained, payload = self.store.tree(pending.trained), self.store.bytes(pending.broadcast)
         round = work.settings.round(pending.round)
@@ -213,7 +213,7 @@ class Node:
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
-    def _train(self, work: Work, page: Page, order: Order) -> Report:
+    def _train(self, work: NodeWork, page: Page, order: Order) -> Report:
         if page.pending is None:
             pending = self._make_upload(work, page, order)
         else:
@@ -222,7 +222,7 @@ class Node:
         payload, address = self.store.bytes(pending.upload), self.store.bytes(pending.address)
         return self._report(order, payload=payload, digest=pending.digest, address=address)
 
-    def _make_upload(self, work: Work, page: Page, order: Order) -> Pending:
+    def _make_upload(self, work: NodeWork, page: Page, order: Order) -> Pending:
         """Train; write the upload and the client's new state to the disk, but not its ledger."""
         round = work.settings.round(order.round)
         trained, upload, address = work.local_update(self.store.tree(page.state), order.payload, round)
@@ -239,7 +239,7 @@ class Node:
             broadcast=self.store.write_bytes(page, "broadcast", later),
         )
 
-    def _evaluate(self, work: Work, page: Page, order: Order) -> Report:
+    def _evaluate(self, work: NodeWork, page: Page, order: Order) -> Report:
         """Test the personal and the global model on this node's test data; keep the personal model."""
         member, payload = work.member(self.store.tree(page.state)), work.payload(order.payload)
         personal = work.engine.personal_model(self.client, member, payload)

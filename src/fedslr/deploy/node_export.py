@@ -17,10 +17,11 @@ from fedslr.data.node_data import NODE_DATASET
 from fedslr.data.normalization import UNIT
 from fedslr.deploy import options
 from fedslr.deploy.accounts import Accounts
-from fedslr.deploy.database import FILE, open_database
+from fedslr.deploy.database import open_database
 from fedslr.deploy.messages import EIGHT_BIT, decode_parts
 from fedslr.deploy.node_store import PAGE, NodeStore
 from fedslr.export.layered_model import DEFAULT_BATCH, ModelOrigin, layered_model
+from fedslr.storage.run_folder import FEDERATION_DATABASE
 
 
 def is_store(folder: Path) -> bool:
@@ -30,18 +31,20 @@ def is_store(folder: Path) -> bool:
 
 def is_deployed(folder: Path) -> bool:
     """Return whether a folder is the run folder of a deployed federation."""
-    return (folder / FILE).exists()
+    return (folder / FEDERATION_DATABASE).exists()
 
 
 def global_model(run: Path, batch: int = DEFAULT_BATCH) -> ModelOrigin:
     """Return the global model of the last finished round, with the accuracy of the last evaluation."""
     with open_database(run) as database:
         if database is None:
-            raise FedslrError(f"{run}: holds no federation ({FILE} is empty)")
+            raise FedslrError(f"{run}: holds no federation; give the folder of --out of `fedslr federation start`")
         asked = options.from_text(database.fact("recipe"))
         method = asked.recipe.algorithm
         if not method.has_global_model:
-            raise FedslrError(f"global: {method.name} has no global model; export a client's on its node")
+            raise FedslrError(
+                f"global: {method.name} has no global model; export a personal model on the client's node"
+            )
         shared = Accounts(database, method).broadcast.shared()
         records, done = database.records(), int(database.fact("done"))
         clients, inputs = len(database.members()), database.fact("inputs")

@@ -41,7 +41,7 @@ def kind_of_inputs(federation: Federation) -> str:
     return NUMBERS if federation.normalization is None else EIGHT_BIT
 
 
-class Work:
+class NodeWork:
     """A method, a problem and one client's data, made from the recipe that the node was enrolled with."""
 
     def __init__(self, client: int, recipe: str, start: Params, data: Data) -> None:

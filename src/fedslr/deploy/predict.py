@@ -47,7 +47,7 @@ def _require_kind(x: Tensor, kind: str) -> None:
     eight_bit = x.dtype == torch.uint8
     wrong = None
     if kind == NUMBERS and eight_bit:
-        wrong = "it is 8-bit, and the model was trained on other numbers; give those, such as x.astype('float32')"
+        wrong = "it is 8-bit, but the training data was not; scale x as the training data and save it as float32"
     if kind == EIGHT_BIT and not eight_bit and bool((x < 0).any() | (x > 1).any()):
         wrong = "the model was trained on 8-bit inputs; give 8-bit inputs (uint8) or numbers from 0 to 1"
     if wrong:

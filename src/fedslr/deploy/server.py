@@ -23,11 +23,9 @@ from fedslr.deploy.options import Deployment
 from fedslr.engine import selection
 from fedslr.engine.aggregation import noting_divergence
 from fedslr.engine.settings import DEFAULT_COHORT
-from fedslr.storage.record import Record
+from fedslr.storage.record import PHASES, Record
 from fedslr.storage.run_folder import RunFolder
 from fedslr.storage.statistics import Evaluation
-
-PHASES = ("train", "aggregate", "evaluate")
 
 
 class Coordinator:
@@ -124,8 +122,7 @@ class Coordinator:
         record.clients = list(uploads)
         record.missing = [c for c in sampled if c not in uploads] or None
         record.rank = self.accounts.broadcast_of(state).ranks()
-        record.seconds_by = {p: round(self.seconds[p] - before[p], 6) for p in PHASES}
-        record.seconds = round(sum(record.seconds_by.values()), 6)
+        record.count_seconds(self.seconds, before)
         self.database.commit(self.done + 1, to_tree(state), counted, record.fields(), self.seconds)
         self.done += 1
         self.accounts.advance(state)
@@ -136,7 +133,7 @@ class Coordinator:
 
     def _evaluate(self, record: Record) -> Record:
         """Test the personal and the global models on the data of the clients that can be reached."""
-        numbers, before = list(self.accounts.members), self.seconds["evaluate"]
+        numbers, before = list(self.accounts.members), {"evaluate": self.seconds["evaluate"]}
         chosen = selection.evaluated(self.settings.evaluate_clients, len(numbers), self.settings.seed)
         asked = [numbers[i] for i in chosen]
         with self._timed("evaluate"):
@@ -148,8 +145,7 @@ class Coordinator:
         evaluation = Evaluation(shared if self.algorithm.has_global_model else None, personal)
         record.add_evaluation(evaluation, None if all_clients else asked)
         record.add_sizes(self._sizes([r.parameters for r in found if r is not None]))
-        record.seconds_by["evaluate"] = round(self.seconds["evaluate"] - before, 6)
-        record.seconds = round(sum(record.seconds_by.values()), 6)
+        record.count_seconds(self.seconds, before)
         self.database.save_evaluation(self.done, record.fields())
         return self._append(record)
 
