@@ -231,7 +231,8 @@ We have runs for {len(filled)} of them; the others are open. The table shows our
 
 {matrix(runs)}
 
-- All runs are of the recipes under `recipes/paper`: 1000 rounds on one H200.
+- All runs are of the recipes under `recipes/paper` on one H200. The column "rounds" shows those
+  that ended before round 1000.
 - Our figure is the last evaluation of one run, as the mean over all clients. "Late" below is the mean ± standard
   deviation of the last {LATE_EVALUATIONS} evaluations. Accuracy moves by one to three points between two evaluations.
 - The run shown has the recipe's split (that of the authors' code) if there is such a run, seed 0 and bf16. "Seeds"

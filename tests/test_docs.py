@@ -21,6 +21,7 @@ import fedslr
 import test_every_algorithm as contract
 from conftest import make_federation, mlp
 from fedslr.cli.main import app
+from fedslr.core import schema
 from fedslr.run import recipes
 
 ROOT = Path(__file__).parent.parent
@@ -99,6 +100,56 @@ def test_links_and_pictures_of_a_page_exist(page):
     pictures = re.findall(r'<img src="([^"]+)"', text(page))
     for target in [*pictures, *re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text(page))]:
         assert (ROOT / target).exists(), target
+
+
+METHOD_HEADINGS = ["Equations", "What travels", "Hyperparameters", "Use", "Results", "Reference"]
+
+
+def sections(page: str) -> dict[str, str]:
+    """Return the text below every heading of a page, from its title on."""
+    prose = re.sub(r"^```.*?^```$", "", text(page), flags=re.MULTILINE | re.DOTALL)
+    _, *parts = re.split(r"^#+ (.+)$", prose, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def listed_options(section: str) -> list[tuple[str, str]]:
+    """Return the names and defaults of the tables in a section; names stand in the first column, in backticks."""
+    return re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE)
+
+
+def options_of(cls: type) -> list[tuple[str, str]]:
+    """Return the names and defaults of a dataclass's fields, as a page has to show them."""
+    defaults = {option.name: option.default for option in schema.describe(cls)}
+    return [(k, f"{v:g}" if isinstance(v, (int, float)) else str(v)) for k, v in defaults.items()]
+
+
+def test_every_method_has_a_page():
+    pages = {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")}
+    assert pages == {"index", *fedslr.ALGORITHMS}
+
+
+@pytest.mark.parametrize("name", fedslr.ALGORITHMS)
+def test_the_page_of_a_method_follows_the_pattern(name):
+    title, *headings = sections(f"docs/methods/{name}.md")
+    assert title.endswith(f" (`{name}`)")
+    assert headings == METHOD_HEADINGS
+
+
+@pytest.mark.parametrize("name", fedslr.ALGORITHMS)
+def test_the_page_of_a_method_has_its_hyperparameters(name):
+    """All of the method's own, in order and with their defaults; settings of the run may follow."""
+    listed = listed_options(sections(f"docs/methods/{name}.md")["Hyperparameters"])
+    own = options_of(fedslr.ALGORITHMS[name])
+    assert listed[: len(own)] == own
+    assert set(listed[len(own) :]) <= set(options_of(fedslr.Settings))
+
+
+@pytest.mark.parametrize("name", fedslr.ALGORITHMS)
+def test_the_page_of_a_method_has_the_papers_results(name):
+    """The table is generated for the methods of the paper's Table 1, and for no others."""
+    marker = f"\n% generated: method_results {name}\n"
+    reported = f"| {name} | " in text("results/README.md")
+    assert (marker in sections(f"docs/methods/{name}.md")["Results"]) == reported
 
 
 def test_the_readme_example_is_about_ten_lines():

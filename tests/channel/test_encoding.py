@@ -207,12 +207,12 @@ SAMPLE = {
 @pytest.mark.parametrize(
     ("mutate", "says"),
     [
-        (lambda d: b"", "not a fedslr message"),
+        (lambda d: b"", "this is no message of version"),
         (lambda d: d[:10], "truncated"),
         (lambda d: d[:-1], "truncated"),
         (lambda d: d + b"x", "truncated or damaged: its length"),
-        (lambda d: b"PK" + d[2:], "not a fedslr message"),
-        (lambda d: d[:4] + struct.pack("<H", 9) + d[6:], "not a fedslr message of version 1"),
+        (lambda d: b"PK" + d[2:], "this is no message of version"),
+        (lambda d: d[:4] + struct.pack("<H", 9) + d[6:], "this is no message of version 1"),
         (lambda d: d[:-1] + bytes([d[-1] ^ 1]), "checksum"),
         (lambda d: encoding.seal(b"not safetensors at all"), "malformed"),
         (lambda d: encoding.seal(b""), "malformed"),

@@ -258,7 +258,7 @@ def test_mistakes_are_answered_with_a_line(command, trained, tmp_path):
         ([run, "--only", " "], "figures: nothing could be drawn"),
         ([run, "--format", "gif"], "--format: got 'gif'"),
         ([run, "--only", "violin"], "violin: it is relative to FedAvg"),
-        ([run, "--only", "sensitivity"], "sensitivity: it needs runs that differ in a number"),
+        ([run, "--only", "sensitivity"], "sensitivity: the figure needs runs with several values of one number"),
         ([run, "--only", "tsne"], "this folder has no checkpoint, so it has no models"),
         ([young, "--only", "accuracy"], "accuracy: nothing has been evaluated yet"),
         ([made_here, "--only", "tsne"], "your own data, model, loss or method to fedslr.open_run"),

@@ -32,9 +32,11 @@ class Client(NamedTuple):
 
 
 def erk_counts(w: Params, density: float) -> dict[str, int]:
-    """Return the number of weights to keep in every layer: ⌊density·all⌉ in total, proportional to Σ dims / Π dims.
+    """Return the number of weights to keep in every layer: ⌊density·all⌉ in total.
 
-    A layer that would get more weights than it has is kept whole. The other layers share the rest.
+    One-dimensional parameters are kept whole. The numbers of the other layers are proportional to the sum of their
+    dimensions, so their densities are proportional to Σ dims / Π dims. A layer that would get more weights than it has
+    is kept whole, too. The other layers share the rest.
     """
     sizes = {k: x.numel() for k, x in w.items()}
     counts = {k: n for k, n in sizes.items() if not is_matrix(w[k])}

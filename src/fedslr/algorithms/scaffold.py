@@ -42,7 +42,7 @@ class Scaffold(Averaged[tuple[()], Params]):
         return client, {"w": difference, "c": tree.map(lambda c, d: -c - d / travelled, c, difference)}
 
     def book(self, ledger: Params, upload: Payload, share: Tensor, round: Round) -> Params:
-        """c_i ← c_i + share·(c_i⁺ − c_i)."""
+        """c_i ← c_i + share·(c_i⁺ − c_i), where c_i⁺ = c_i − c + (w − v)/(Kη) and the upload holds the difference."""
         return tree.map(lambda c, d: c + share * d, ledger, upload["c"])
 
     def aggregate(self, server: Server, ledger: LedgerChange, mean_upload: Any, round: Round) -> Server:

@@ -83,7 +83,7 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES, max_numbers: int = MAX_NU
     expected = frame_header(body)
     same_format = len(MAGIC) + 2
     if start[:same_format] != expected[:same_format]:
-        raise WireError(f"this is not a fedslr message of version {VERSION}")
+        raise WireError(f"this is no message of version {VERSION}; use the same version of fedslr on both sides")
     if start != expected:
         raise WireError("the message was truncated or damaged: its length or checksum does not match")
     return unpack(load_arrays(body), max_numbers)

@@ -193,7 +193,9 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
     """Draw the final accuracy and the model sizes over the values of a hyperparameter."""
     found = curves.find_sweep([group for group, _ in _groups(runs)])
     if found is None:
-        raise FedslrError("sensitivity: it needs runs that differ in a number, as fedslr sweep makes them")
+        raise FedslrError(
+            "sensitivity: the figure needs runs with several values of one number; make them with `fedslr sweep`"
+        )
     figure, (left, right) = _canvas(9, 3.8, 1, 2)
     for name, look in zip(found.lines, looks(list(found.lines)), strict=True):
         for model in ("personal", "global"):

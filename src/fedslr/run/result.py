@@ -116,7 +116,9 @@ class Result:
             raise FedslrError(f"client: got {client!r}, expected a whole number from 0 to {known - 1}")
         group = self._simulation.group
         if group.owner(int(number)) != group.rank:
-            raise FedslrError(f"client: {client} lives in the process of rank {group.owner(int(number))}; ask there")
+            raise FedslrError(
+                f"client: {client} belongs to rank {group.owner(int(number))}; call this function in that process"
+            )
         return int(number)
 
     def _with_params(self, params: Params) -> nn.Module:
