@@ -70,6 +70,7 @@ KINDS: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     str: "a text",
+    list[str]: "a list of texts",
     type(None): "nothing",
 }
 
@@ -96,6 +97,8 @@ def _is_kind(value: Any, kind: Any) -> bool:
         return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if kind == list[str]:
+        return isinstance(value, list) and all(isinstance(text, str) for text in value)
     return isinstance(value, kind)
 
 

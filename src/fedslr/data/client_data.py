@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from torch import Tensor
 from fedslr.core.errors import FedslrError, FedslrWarning
 
 ARRAY_NAMES = ("x", "y", "x_test", "y_test")
+PAIRS = (("x", "y"), ("x_test", "y_test"), ("x_val", "y_val"))
+"""The arrays of a client, in pairs of inputs and labels; the last two pairs may be missing."""
 
 LABEL_ENCODING = "numpy.searchsorted(names, y) with one sorted list of all class names for all clients"
 """The way to encode class names as integers from 0 that are the same at every client."""
@@ -25,7 +29,7 @@ classes per occurring label than the second constant: a model with a score for e
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's inputs and labels, for training and for testing.
+    """One client's inputs and labels, for training, for testing and, if there are any, for validation.
 
     The first axis of every tensor counts samples. Inputs are floating-point numbers, integers such as tokens, or 8-bit
     images. Labels are integers from 0 (int64).
@@ -39,9 +43,21 @@ class ClientData:
     """Test inputs; may be empty."""
     y_test: Tensor
     """Test labels; may be empty."""
+    x_val: Tensor | None = None
+    """Validation inputs, if samples are held out for validation."""
+    y_val: Tensor | None = None
+    """Validation labels."""
 
     def __repr__(self) -> str:
-        return f"<{len(self.y)} training and {len(self.y_test)} test samples>"
+        validation = "" if self.y_val is None else f", {len(self.y_val)} validation"
+        return f"<{len(self.y)} training{validation} and {len(self.y_test)} test samples>"
+
+    def parts(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield the suffix, the inputs and the labels of training, test and validation samples."""
+        yield "", self.x, self.y
+        yield "_test", self.x_test, self.y_test
+        if self.x_val is not None and self.y_val is not None:
+            yield "_val", self.x_val, self.y_val
 
     def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
         """Return the data on a device, with floating-point inputs as `dtype`; integer inputs keep their type."""
@@ -49,7 +65,13 @@ class ClientData:
         def inputs(x: Tensor) -> Tensor:
             return x.to(device, dtype) if x.is_floating_point() else x.to(device)
 
-        return ClientData(inputs(self.x), self.y.to(device), inputs(self.x_test), self.y_test.to(device))
+        pairs = [(inputs(x), y.to(device)) for _, x, y in self.parts()]
+        return ClientData(*(tensor for pair in pairs for tensor in pair))
+
+
+def natural_order(path: Path) -> list[tuple[str, int]]:
+    """Return a key that sorts clients' files 2.npz before 10.npz."""
+    return [(words, int(number or 0)) for words, number in re.findall(r"(\D*)(\d*)", path.name)]
 
 
 def client_label(index: int, names: Sequence[str] | None) -> str:
@@ -57,8 +79,26 @@ def client_label(index: int, names: Sequence[str] | None) -> str:
     return f"client '{names[index]}'" if names is not None and index < len(names) else f"client {index}"
 
 
+def require_array(where: str, array: Any) -> None:
+    """Refuse objects that are no arrays, because numpy would read them for long or make an array of objects."""
+    if isinstance(array, torch.utils.data.DataLoader):
+        advice = "pass its dataset to Federation.from_datasets"
+    elif hasattr(array, "columns"):
+        advice = "use Federation.from_frame, or pass frame.to_numpy()"
+    elif isinstance(array, torch.utils.data.Dataset) or hasattr(array, "column_names"):
+        advice = "use Federation.from_datasets"
+    elif isinstance(array, list | tuple | np.generic) or hasattr(array, "__array__"):
+        return
+    else:
+        advice = "collect its numbers with numpy.array(list(…))"
+    raise FedslrError(
+        f"{where} is a {type(array).__name__}, expected an array, a tensor or a list of numbers; {advice}"
+    )
+
+
 def as_tensor(where: str, array: Any, labels: bool = False) -> Tensor:
     """Return a copy of an array of numbers, or of integer class labels, as a tensor; masked entries become NaN."""
+    require_array(where, array)
     try:
         if isinstance(array, Tensor) and not labels:
             return array.detach().clone()
@@ -80,7 +120,7 @@ def require_finite(where: str, x: Tensor) -> None:
 
 def validate_client(label: str, client: ClientData, input_shape: Sequence[int], num_classes: int) -> None:
     """Refuse inputs of a wrong shape, inputs that are not finite, and labels that do not match the inputs."""
-    for part, x, y in (("", client.x, client.y), ("_test", client.x_test, client.y_test)):
+    for part, x, y in client.parts():
         if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1:] != tuple(input_shape) or not (len(x) or part):
             expected = ", ".join(map(str, input_shape)) or "features"
             raise FedslrError(
@@ -98,10 +138,10 @@ def validate_client(label: str, client: ClientData, input_shape: Sequence[int], 
 
 def count_classes(clients: Sequence[ClientData], names: Sequence[str] | None) -> int:
     """Return the highest label plus 1; refuse labels that are codes, and warn of labels that never occur."""
-    highest = [max((int(y.max()) for y in (c.y, c.y_test) if y.numel()), default=0) for c in clients]
+    highest = [max((int(y.max()) for _, _, y in c.parts() if y.numel()), default=0) for c in clients]
     classes = max(highest) + 1
     label = client_label(highest.index(classes - 1), names)
-    occurring = torch.cat([y.flatten() for c in clients for y in (c.y, c.y_test)]).unique().tolist()
+    occurring = torch.cat([y.flatten() for c in clients for _, _, y in c.parts()]).unique().tolist()
     if classes > MAX_SPARSE_CLASSES and classes > MAX_CLASSES_PER_LABEL * len(occurring):
         raise FedslrError(
             f"{label}: y: the highest label is {classes - 1}, but only {len(occurring)} different labels occur; "

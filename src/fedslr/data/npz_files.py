@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedslr.core.errors import FedslrError
-from fedslr.data.client_data import ARRAY_NAMES
+from fedslr.data.client_data import ARRAY_NAMES, natural_order
 from fedslr.data.federation import Federation
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -38,7 +37,7 @@ def npz_federation(path: Path) -> Federation:
     Every file holds `x`, `y`, `x_test` and `y_test`. A file for all clients also holds `client` and `client_test`, the
     client of every training and test sample.
     """
-    files = sorted(path.glob("*.npz"), key=_natural_order)
+    files = sorted(path.glob("*.npz"), key=natural_order)
     if not files:
         return _split_by_column(path, read_npz(path, (*ARRAY_NAMES, "client", "client_test")))
     return Federation.from_arrays(
@@ -58,8 +57,3 @@ def _split_by_column(path: Path, arrays: Arrays) -> Federation:
     names = np.union1d(arrays["client"], arrays["client_test"])
     clients = [{part: arrays[part][column == name] for part, column in columns.items()} for name in names]
     return Federation.from_arrays(clients, name=path.stem, client_names=list(map(str, names.tolist())))
-
-
-def _natural_order(path: Path) -> list[tuple[str, int]]:
-    """Return a key that sorts 2.npz before 10.npz."""
-    return [(words, int(number or 0)) for words, number in re.findall(r"(\D*)(\d*)", path.name)]

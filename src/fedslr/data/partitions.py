@@ -1,19 +1,23 @@
-"""Partitions of a dataset over clients: IID, Dirichlet, the authors' partition, and matching test sets.
+"""Partitions of a dataset over clients: IID, Dirichlet, by classes, by size, the authors', and matching test sets.
 
-A partition takes the labels of all samples and returns an array of sample indices for every client. All clients get the
-same number of samples, except that the authors' partition gives client 0 more.
+A partition takes the labels of all samples and returns an array of sample indices for every client. IID and Dirichlet
+partitions get the number of samples of every client. The authors' partition gives client 0 more than the others.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedslr.core.errors import FedslrError
+from fedslr.core.schema import one_of, positive
+
+Alpha = Annotated[float, positive, "concentration of the Dirichlet distribution: smaller is more skewed"]
+POOL_SPLITS = one_of("dirichlet", "iid", "pathological", "quantity")
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Generator = np.random.Generator
@@ -30,10 +34,72 @@ def samples_per_client(total: int, clients: int, requested: int | None, reuse: b
     return each
 
 
-def iid_partition(labels: Indices, clients: int, each: int, rng: Generator) -> list[Indices]:
+def even_sizes(total: int, clients: int) -> list[int]:
+    """Return the number of samples of every client, in which clients differ by at most one; all samples are used."""
+    each = samples_per_client(total, clients, None)
+    return [each + (i < total % clients) for i in range(clients)]
+
+
+def partition(
+    labels: Indices,
+    split: str,
+    sizes: Sequence[int],
+    classes: int,
+    alpha: float,
+    classes_per_client: int,
+    rng: Generator,
+    reuse: bool = False,
+) -> list[Indices]:
+    """Return every client's samples by the name of a split; `pathological` and `quantity` choose sizes themselves."""
+    if split == "pathological":
+        return pathological_partition(labels, len(sizes), classes_per_client, rng)
+    if split == "dirichlet":
+        priors = dirichlet_priors(len(sizes), classes, alpha, rng)
+        return partition_by_priors(labels, priors, sizes, rng, reuse)
+    if split == "quantity":
+        sizes = dirichlet_sizes(len(labels), len(sizes), alpha, rng)
+    return iid_partition(labels, sizes, rng)
+
+
+def iid_partition(labels: Indices, sizes: Sequence[int], rng: Generator) -> list[Indices]:
     """Return every client's samples, drawn uniformly."""
     order = rng.permutation(len(labels))
-    return [order[i * each : (i + 1) * each] for i in range(clients)]
+    return np.split(order, np.cumsum(sizes))[:-1]
+
+
+def dirichlet_sizes(total: int, clients: int, alpha: float, rng: Generator) -> list[int]:
+    """Return the number of samples of every client: one each, and the others by shares drawn from Dir(α)."""
+    cuts = np.floor(rng.dirichlet(np.full(clients, alpha)).cumsum() * (total - clients)).astype(np.int64)
+    cuts[-1] = total - clients  # The shares' sum is rounded.
+    sizes: list[int] = (1 + np.diff(cuts, prepend=0)).tolist()
+    return sizes
+
+
+def pathological_partition(labels: Indices, clients: int, classes_per_client: int, rng: Generator) -> list[Indices]:
+    """Return every client's samples: shards of one class each, dealt at random (after McMahan et al., 2017).
+
+    Every sample belongs to one client. Large classes are cut into more shards, so that shards are about equally large.
+    McMahan's shards may cross the border of two classes; these do not. So a client has at most `classes_per_client`
+    classes, and fewer if it is dealt two shards of one class.
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    shards = clients * classes_per_client
+    if not len(classes) <= shards <= len(labels):
+        raise FedslrError(
+            f"data.classes_per_client: {clients} clients with {classes_per_client} classes each need {shards} parts of "
+            f"classes, expected at least {len(classes)}, the number of classes, and at most {len(labels)}, the "
+            "number of samples; change clients or classes_per_client"
+        )
+    cut = np.ones(len(classes), np.int64)
+    for _ in range(shards - len(classes)):
+        cut[np.argmax(counts / cut)] += 1
+    pieces = [
+        piece
+        for label, count in zip(classes, cut, strict=True)
+        for piece in np.array_split(rng.permutation(np.flatnonzero(labels == label)), count)
+    ]
+    dealt = rng.permutation(shards).reshape(clients, classes_per_client)
+    return [np.concatenate([pieces[shard] for shard in mine]) for mine in dealt]
 
 
 def dirichlet_priors(clients: int, classes: int, alpha: float, rng: Generator) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -42,7 +108,7 @@ def dirichlet_priors(clients: int, classes: int, alpha: float, rng: Generator) -
 
 
 def partition_by_priors(
-    labels: Indices, priors: np.ndarray[Any, Any], each: int, rng: Generator, reuse: bool = False
+    labels: Indices, priors: np.ndarray[Any, Any], sizes: Sequence[int], rng: Generator, reuse: bool = False
 ) -> list[Indices]:
     """Return every client's samples, drawn by its label prior.
 
@@ -58,7 +124,7 @@ def partition_by_priors(
     cumulative, below = _cumulative_priors(priors, live)
     chosen: list[list[int]] = [[] for _ in range(clients)]
     open_clients = list(range(clients))
-    picks, draws = rng.random((clients * each, 2)).T.tolist()
+    picks, draws = rng.random((sum(sizes), 2)).T.tolist()
     for pick, draw in zip(picks, draws, strict=True):
         slot = int(pick * len(open_clients))
         client = open_clients[slot]
@@ -69,7 +135,7 @@ def partition_by_priors(
         if not reuse and taken[label] == len(pools[label]):
             live[label] = False
             cumulative, below = _cumulative_priors(priors, live)
-        if len(chosen[client]) == each:
+        if len(chosen[client]) == sizes[client]:
             open_clients[slot] = open_clients[-1]
             open_clients.pop()
     return [np.array(indices, np.int64) for indices in chosen]

@@ -14,7 +14,8 @@ from fedslr.core.errors import FedslrError
 from fedslr.core.group import Group
 from fedslr.core.problem import Problem
 from fedslr.core.types import Loss
-from fedslr.data.federation import Federation, clients_on_device
+from fedslr.data.device_clients import clients_on_device
+from fedslr.data.federation import Federation
 from fedslr.engine import preflight
 from fedslr.engine.batched import Batched
 from fedslr.engine.cuda import Cuda
