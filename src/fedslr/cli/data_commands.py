@@ -30,11 +30,12 @@ def list_datasets(root: Root = Path("data"), as_json: AsJson = False) -> None:
         rows.append((name, "there" if (root / item.folder).is_dir() else "to be fetched", item.title))
     state = "there" if (root / "femnist").is_dir() else "made by LEAF"
     rows.append(("femnist", state, "handwritten characters by writer"))
+    rows.append(("heart", "built in", "920 patients of four hospitals, with or without heart disease"))
     if as_json:
         print_json([dict(zip(("name", "state", "about"), row, strict=True)) for row in rows])
         return
     table = Table(box=None, pad_edge=False, show_header=False)
-    for row in (*rows, ("npz:PATH, imagefolder:PATH, module:function", "your own", "see docs/start/own-data.md")):
+    for row in (*rows, ("npz:, imagefolder:, table:PATH, module:function", "your own", "see docs/start/own-data.md")):
         table.add_row(*row)
     out_console.print(table)
 
@@ -72,7 +73,9 @@ def verify(name: Published, root: Root = Path("data")) -> None:
 @app.command("show")
 def show_split(
     name: Annotated[str, typer.Argument(metavar="[DATASET]", help="A dataset, as in a recipe's data.name.")] = "digits",
-    split: Annotated[str, typer.Option(metavar="SPLIT", help="iid, dirichlet or authors.")] = "dirichlet",
+    split: Annotated[
+        str, typer.Option(metavar="SPLIT", help="iid, dirichlet, pathological, quantity or authors.")
+    ] = "dirichlet",
     alpha: Annotated[float, typer.Option(metavar="NUMBER", help="Concentration of the Dirichlet priors.")] = 0.1,
     clients: Annotated[int, typer.Option(metavar="NUMBER", help="Number of clients.")] = 100,
     seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the split.")] = 0,

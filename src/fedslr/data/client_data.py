@@ -83,14 +83,14 @@ def require_array(where: str, array: Any) -> None:
     """Refuse objects that are no arrays, because numpy would read them for long or make an array of objects."""
     if isinstance(array, torch.utils.data.DataLoader):
         advice = "pass its dataset to Federation.from_datasets"
-    elif hasattr(array, "columns"):
-        advice = "use Federation.from_frame, or pass frame.to_numpy()"
     elif isinstance(array, torch.utils.data.Dataset) or hasattr(array, "column_names"):
         advice = "use Federation.from_datasets"
-    elif isinstance(array, list | tuple | np.generic) or hasattr(array, "__array__"):
+    elif hasattr(array, "columns"):
+        advice = "use Federation.from_frame, or pass frame.to_numpy()"
+    elif hasattr(array, "__array__") or (isinstance(array, Sequence) and not isinstance(array, str)):
         return
     else:
-        advice = "collect its numbers with numpy.array(list(…))"
+        advice = "make an array of it with numpy; of a generator by numpy.array(list(…))"
     raise FedslrError(
         f"{where} is a {type(array).__name__}, expected an array, a tensor or a list of numbers; {advice}"
     )

@@ -118,8 +118,8 @@ def table_clients(
     if features.missing:
         listed = ", ".join(f"{name} {count}" for name, count in features.missing.items())
         warn(
-            f"missing values of {len(y)} samples ({listed}): the median of the training data replaces missing numbers, "
-            "and a missing category sets all its indicators to 0"
+            f"{len(y)} samples have missing values ({listed}); fedslr replaces missing numbers by the median of the "
+            "training samples, and gives a missing category the indicators 0"
         )
     arrays = [{f"{n}{s}": a[i] for s, i in mine.items() for n, a in (("x", x), ("y", y))} for mine in divided]
     return arrays, features.names

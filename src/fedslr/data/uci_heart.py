@@ -48,9 +48,9 @@ def heart(
     A fifth of every hospital's patients is held out for testing. Missing values are replaced as in
     `Federation.from_frame`.
     """
-    raw = [np.genfromtxt(FOLDER / f"{name}.csv", delimiter=",", names=True) for name in HOSPITALS]
-    rows = np.split(np.arange(sum(map(len, raw))), np.cumsum([len(part) for part in raw]))[:-1]
-    columns = _columns(np.concatenate(raw))
+    columns = read_columns()
+    hospital = columns.pop("hospital")
+    rows = [np.flatnonzero(hospital == number) for number in range(len(HOSPITALS))]
     y = (columns.pop("disease") > 0).astype(np.int64)
     clients, names = tables.table_clients(columns, y, rows, standardize, test, validation, seed, warn)
     return Federation.from_arrays(
@@ -62,9 +62,12 @@ def heart(
     )
 
 
-def _columns(raw: Array) -> dict[str, Array]:
-    """Return the columns by name: numbers with NaN, and texts with None, for missing values."""
-    columns: dict[str, Array] = {"disease": raw["X14"]}
+def read_columns() -> dict[str, Array]:
+    """Return the columns of all patients: numbers with NaN, and texts with None, for missing values."""
+    parts = [np.genfromtxt(FOLDER / f"{name}.csv", delimiter=",", names=True) for name in HOSPITALS]
+    raw = np.concatenate(parts)
+    hospital = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    columns: dict[str, Array] = {"hospital": hospital, "disease": raw["X14"]}
     for code, name in NUMBERS.items():
         missing = (raw[code] == MISSING) | ((raw[code] == 0) & (code in NEVER_ZERO))
         columns[name] = np.where(missing, np.nan, raw[code])
