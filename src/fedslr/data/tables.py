@@ -15,7 +15,7 @@ from fedslr.data.hold_out import parts
 from fedslr.data.partitions import Indices
 
 scopes = one_of("federation", "client", "none")
-"""Whose training data give the mean and the standard deviation of a numeric column."""
+"""The samples that give a numeric column its mean and standard deviation: all training samples, or a client's own."""
 MAX_CATEGORIES, MAX_MIXED_CATEGORIES = 50, 10
 """A text column with more categories is refused: it holds names or dates, and would become as many inputs. The second
 limit is for columns in which most categories are numbers: they are numbers with a text for missing values."""
