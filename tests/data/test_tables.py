@@ -78,7 +78,7 @@ def test_the_training_samples_standardise_the_numbers(scope):
 
 def test_a_missing_number_is_the_median_of_the_training_samples():
     df = pd.DataFrame({"n": [1.0, 2, 4, 8, np.nan, np.inf, 100], "client": ["a"] * 6 + ["b"], "y": [0, 1] * 3 + [0]})
-    with pytest.warns(FedslrWarning, match=r"7 samples have missing values \(n 2\)"):
+    with pytest.warns(FedslrWarning, match=r"some of 7 samples have missing values \(n 2\)"):
         federation = fedslr.Federation.from_frame(df, "y", "client", standardize=None, test=0)
     assert sorted(federation.clients[0].x[:, 0].tolist()) == [1, 2, 4, 4, 4, 8]
 
@@ -127,6 +127,7 @@ def mistakes() -> pd.DataFrame:
         ({"features": ["weight"]}, "column 'weight': got 60 different texts, of which 59 are numbers; expected numb"),
         ({"target": "blood"}, "column 'blood': 22 of 60 rows have no value; drop or complete these rows"),
         ({"features": ["row"], "standardize": "all"}, 'standardize: got "all", expected one of federation, client, no'),
+        ({"features": ["row"], "test": 1}, "test: got 1, expected a number from 0 to below 1"),
         ({"df": np.zeros((3, 3))}, "df: got a ndarray, expected a pandas.DataFrame"),
     ],
 )
@@ -151,7 +152,7 @@ def test_a_recipe_reads_a_csv_file(command, tmp_path):
     recipe = write_recipe(tmp_path / "one.toml", f'{{ name = "table:{tmp_path}/patients.csv", {columns} }}')
     code, _, err = command("run", recipe, "--out", tmp_path / "run")
     assert code == 0
-    assert "60 samples have missing values (age 1, blood 22)" in " ".join(err.split())
+    assert "some of 60 samples have missing values (age 1, blood 22)" in " ".join(err.split())
     result = fedslr.open_run(tmp_path / "run")
     assert result.federation.client_names == ["north", "south"]
     assert result.federation.feature_names == ["age", "blood=A", "blood=B"]

@@ -46,7 +46,7 @@ def _read(path: Path) -> Any:
         advice = "pip install 'fedslr[table]'"
         raise FedslrError(f"{path}: fedslr needs {error.name or 'pyarrow'} to read this file; {advice}") from None
     except Exception as error:
-        why = " ".join(str(error).split())
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise FedslrError(f"{path}: fedslr cannot read this table: {why}; correct the file or the path") from None
 
 

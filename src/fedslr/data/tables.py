@@ -11,7 +11,7 @@ from fedslr.core import schema
 from fedslr.core.errors import FedslrError
 from fedslr.core.schema import one_of
 from fedslr.data.decoded_cache import Array
-from fedslr.data.hold_out import parts
+from fedslr.data.hold_out import check_part, parts
 from fedslr.data.partitions import Indices
 
 scopes = one_of("federation", "client", "none")
@@ -112,14 +112,15 @@ def table_clients(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return every client's arrays, held out and standardised, and the names of the inputs; `rows` are its samples."""
     standardize = schema.check_value("standardize", standardize or "none", Annotated[str, scopes])
+    test, validation = check_part("test", test), check_part("validation", validation)
     features = encode(columns)
     divided = [parts(y, mine, test, validation, seed, client) for client, mine in enumerate(rows)]
     x = fill_and_standardize(features, divided, standardize)
     if features.missing:
         listed = ", ".join(f"{name} {count}" for name, count in features.missing.items())
         warn(
-            f"{len(y)} samples have missing values ({listed}); fedslr replaces missing numbers by the median of the "
-            "training samples, and gives a missing category the indicators 0"
+            f"some of {len(y)} samples have missing values ({listed}); fedslr replaces missing numbers by the median "
+            "of the training samples, and gives a missing category the indicators 0"
         )
     arrays = [{f"{n}{s}": a[i] for s, i in mine.items() for n, a in (("x", x), ("y", y))} for mine in divided]
     return arrays, features.names
