@@ -14,6 +14,7 @@ import fedslr
 from conftest import make_arrays
 from fedslr.data import hold_out
 from fedslr.data.client_data import ClientData
+from fedslr.engine import fingerprints
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 
@@ -105,6 +106,12 @@ def test_validation_samples_go_to_the_device_with_the_others():
     assert moved.x_val is not None
     assert moved.x_val.dtype == torch.float64
     assert repr(moved) == "<3 training, 3 validation and 3 test samples>"
+
+
+def test_a_resumed_run_notices_other_validation_samples():
+    (arrays,) = make_arrays([9], (6,))
+    drawn = [{**arrays, "x_val": arrays["x_test"][i : i + 2], "y_val": [0, 1]} for i in (0, 1)]
+    assert len({fingerprints.of_data(fedslr.Federation.from_arrays([c])) for c in (arrays, *drawn)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,16 @@ def test_a_table_without_a_column_of_clients_is_split(tmp_path):
     assert f"data: 'table:{tmp_path}/a.csv' is already partitioned by client and ignores split" in told
 
 
+def test_clients_beyond_the_default_number_are_reported(tmp_path):
+    rows = pd.DataFrame({"x": np.arange(404) % 9, "y": np.arange(404) % 2, "who": np.arange(404) // 4})
+    rows.to_csv(tmp_path / "a.csv", index=False)
+    told: list[str] = []
+    options = {"target": "y", "client": "who", "warn": told.append}
+    assert len(fedslr.load(f"table:{tmp_path}/a.csv", **options).clients) == 100
+    assert told == ["data.clients: takes the first 100 of 101 clients; set clients = 101 to take all"]
+    assert len(fedslr.load(f"table:{tmp_path}/a.csv", **options, clients=101).clients) == 101
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [

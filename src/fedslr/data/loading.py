@@ -206,7 +206,7 @@ def build_federation(options: DataOptions, warn: Warn = lambda text: None) -> Fe
     _warn_of_ignored_options(options, warn)
     if data is None:
         found = options.partitioned(warn)
-        _warn_of_few_clients(options, len(found.clients), warn)
+        _warn_of_client_count(options, len(found.clients), warn)
         names = None if found.client_names is None else found.client_names[: options.clients]
         clients = _with_validation(options, found.clients[: options.clients])
         return replace(found, clients=clients, client_names=names, options=asdict(options))
@@ -269,6 +269,9 @@ def _warn_of_ignored_options(options: DataOptions, warn: Warn) -> None:
         warn(f"data: '{options.name}' {partitioned}ignores {', '.join(ignored)}")
 
 
-def _warn_of_few_clients(options: DataOptions, available: int, warn: Warn) -> None:
-    if available < options.clients != DataOptions().clients:
+def _warn_of_client_count(options: DataOptions, available: int, warn: Warn) -> None:
+    default = DataOptions().clients
+    if available < options.clients != default:
         warn(f"data.clients: got {options.clients}, but '{options.name}' has only {available}")
+    elif available > options.clients == default:
+        warn(f"data.clients: takes the first {default} of {available} clients; set clients = {available} to take all")
