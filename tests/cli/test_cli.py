@@ -645,7 +645,8 @@ def test_fewer_rounds_than_there_are_is_refused(command, recipe, tmp_path):
 WRONG_KEYS = [
     ("clients_per_rounds=3", "unknown key 'clients_per_rounds' in the recipe; did you mean 'clients_per_round'?"),
     ("algorithm.eta=3", "unknown key 'eta' in algorithm; did you mean 'eta_g'?"),
-    ("data.client=3", "unknown key 'client' in data; did you mean 'clients'?"),
+    ("data.cliens=3", "unknown key 'cliens' in data; did you mean 'clients'?"),
+    ("data.client=3", "data.client: got 3, expected a text"),
     ("model.nam=cnn", "unknown key 'nam' in model; did you mean 'name'?"),
     ("evaluate.evry=3", "unknown key 'evry' in evaluate; did you mean 'every'?"),
     ("rounds=0", "rounds: got 0, expected a whole number from 1 to 100,000,000"),

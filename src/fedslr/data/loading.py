@@ -203,13 +203,22 @@ def build_federation(options: DataOptions, warn: Warn = lambda text: None) -> Fe
     Of data that is already partitioned, the first `options.clients` clients are taken.
     """
     data = options.pooled()
+    federation = _take_clients(options, warn) if data is None else _split(options, data)
     _warn_of_ignored_options(options, warn)
-    if data is None:
-        found = options.partitioned(warn)
-        _warn_of_client_count(options, len(found.clients), warn)
-        names = None if found.client_names is None else found.client_names[: options.clients]
-        clients = _with_validation(options, found.clients[: options.clients])
-        return replace(found, clients=clients, client_names=names, options=asdict(options))
+    return federation
+
+
+def _take_clients(options: DataOptions, warn: Warn) -> Federation:
+    """Return the first clients of data that is already partitioned, or the clients of a table."""
+    found = options.partitioned(warn)
+    _warn_of_client_count(options, len(found.clients), warn)
+    names = None if found.client_names is None else found.client_names[: options.clients]
+    clients = _with_validation(options, found.clients[: options.clients])
+    return replace(found, clients=clients, client_names=names, options=asdict(options))
+
+
+def _split(options: DataOptions, data: Dataset) -> Federation:
+    """Return the federation of a pooled dataset."""
     test_samples = options.test_samples or data.test_samples
     clients = [data.client(train, test) for train, test in _partition(options, data, test_samples)]
     if not any(len(c.y_test) for c in clients):
