@@ -506,7 +506,7 @@ def test_status_remove_release_and_predict(tmp_path, command):
     assert (code, err) == (2, "error: x: inputs are 5, the model takes 6\n")
     code, _, err = command("predict", "--store", tmp_path / "run", tmp_path / "in.npy")
     assert code == 2
-    assert "is no node's store" in err
+    assert "is no node's store; name the folder that `store` in the SuperNode's --node-config names" in err
     (kept,) = (tmp_path / "node-2").glob("personal-*")
     kept.write_bytes(b"")
     code, _, err = command("predict", "--store", tmp_path / "node-2", tmp_path / "in.npz")
@@ -533,6 +533,7 @@ def test_status_remove_release_and_predict(tmp_path, command):
         ("none.npz", "does not exist"),
         ("none.png", "does not exist"),
         ("empty.npy", "cannot be read as an array"),
+        ("none.npy", "cannot be read as an array: No such file or directory; give a file of numpy.save"),
         ("scan.png", "got a file of another kind; expected .npy or .npz, as numpy saves arrays"),
     ):
         code, _, err = command("predict", "--store", tmp_path / "node-1", tmp_path / name)

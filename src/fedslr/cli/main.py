@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -25,7 +24,7 @@ from fedslr.cli import (
     run_commands,
 )
 from fedslr.cli.display import err_console, warn
-from fedslr.core.errors import INTERRUPTED, FedslrWarning, Interrupted, show_traceback
+from fedslr.core.errors import INTERRUPTED, FedslrWarning, Interrupted, file_reason, show_traceback
 from fedslr.core.version import __version__
 from fedslr.engine import distributed
 from fedslr.run.jobs import error_line
@@ -52,19 +51,6 @@ KEYS_BY_OTHER_NAMES = {
     "learning_rate": "lr",
 }
 """The keys of a recipe by the names of options that users expect."""
-WAYS_OUT = {
-    errno.ENOSPC: "make room",
-    errno.EDQUOT: "make room",
-    errno.EACCES: "change its permissions, or choose another path",
-    errno.EPERM: "change its permissions, or choose another path",
-    errno.EROFS: "choose a path that can be written",
-    errno.EEXIST: "choose another path",
-    errno.ENOTDIR: "choose another path",
-    errno.EISDIR: "name a file",
-    errno.ENOENT: "create it, or choose another path",
-    errno.ENAMETOOLONG: "choose a shorter name",
-}
-"""The advice on a failure of the file system."""
 
 
 def _version(asked: bool) -> None:
@@ -142,8 +128,7 @@ def _leave_with(error: Exception) -> None:
         show_traceback(error)
         _leave(f"error: {line}", 2)
     if isinstance(error, OSError):
-        todo = WAYS_OUT.get(error.errno or 0, "correct that, then try again")
-        _leave(f"error: {error.filename or 'output'}: {error.strerror or error}; {todo}", 2)
+        _leave(f"error: {error.filename or 'output'}: {file_reason(error)}", 2)
     distributed.claim_last_word()
     raise error
 
