@@ -637,7 +637,7 @@ def test_fewer_rounds_than_there_are_is_refused(command, recipe, tmp_path):
     out = tmp_path / "out"
     command("run", recipe, "--out", out)
     code, _, err = command("run", recipe, "--out", out, "--resume", "--set", "rounds=1")
-    assert_one_plain_line(code, err, "rounds: got 1, but the run already has 2")
+    assert_one_plain_line(code, err, "rounds: got 1, but the run already has 2; ask for 2 or more")
 
 
 # --- wrong requests: exit code 2, one plain line, nothing lost ------------------------------------------------------
@@ -835,7 +835,10 @@ def test_a_damaged_checkpoint_is_one_line(command, recipe, tmp_path):
     for path in (out / "checkpoint").glob("manifest*"):
         path.write_text("{}")
     code, _, err = command("run", recipe, "--out", out, "--resume", "--set", "rounds=3")
-    assert_one_plain_line(code, err, "every checkpoint in")
+    says = (
+        f"every checkpoint in {out / 'checkpoint'} is damaged; restore it from a backup, or repeat the run in another"
+    )
+    assert_one_plain_line(code, err, says)
 
 
 def test_an_attempt_that_finished_no_round_is_in_nobodys_way(command, recipe, tmp_path):

@@ -264,6 +264,9 @@ def test_what_a_program_says_is_a_line(tmp_path):
     box = "import sys; sys.exit('╭─ Error ──╮\\n│ no such  │\\n│ thing    │\\n╰──────────╯')"
     with pytest.raises(FedslrError, match=r"failed: Error no such thing$"):
         loopback.call([sys.executable, "-c", box], {"PYTHONIOENCODING": "utf-8"})
+    missing = "import sys; sys.exit('no certificate: [Errno 2] No such file.')"
+    with pytest.raises(FedslrError, match=r"failed: no certificate: No such file; check the address$"):
+        loopback.call([sys.executable, "-c", missing], {}, "; check the address")
 
 
 def test_the_recipe_of_the_demo_is_the_default_of_the_app():
@@ -412,6 +415,9 @@ def test_a_start_that_failed_early_says_why(tmp_path, command):
     code, _, err = command("federation", "status", tmp_path)
     assert code == 2
     assert "(ledger.sqlite is empty)" in err
+    (tmp_path / "failure.txt").unlink()
+    code, _, err = command("federation", "status", tmp_path)
+    assert err.endswith("; name the folder that `fedslr federation start` was given as --out\n")
 
 
 def test_what_cannot_run_is_not_started(tmp_path, command, monkeypatch):
@@ -503,7 +509,7 @@ def test_status_remove_release_and_predict(tmp_path, command):
     assert np.allclose([line["probabilities"] for line in lines], expected.detach().softmax(1).numpy(), atol=1e-5)
     np.save(tmp_path / "in.npy", np.zeros((2, 5), np.float32))
     code, _, err = command("predict", "--store", tmp_path / "node-1", tmp_path / "in.npy")
-    assert (code, err) == (2, "error: x: inputs are 5, the model takes 6\n")
+    assert (code, err) == (2, "error: x: inputs are 5, the model takes 6; give an array of shape [samples, 6]\n")
     code, _, err = command("predict", "--store", tmp_path / "run", tmp_path / "in.npy")
     assert code == 2
     assert "is no node's store; name the folder that `store` in the SuperNode's --node-config names" in err

@@ -313,7 +313,7 @@ def test_when_every_generation_is_damaged_it_says_so(tmp_path):
     run(tmp_path)
     for path in (tmp_path / "checkpoint").glob("server*"):
         path.write_bytes(b"x")
-    with pytest.raises(fedslr.CheckpointError, match=r"every checkpoint in .* is damaged; start again"):
+    with pytest.raises(fedslr.CheckpointError, match=r"every checkpoint in .* is damaged; restore it from a backup"):
         run(tmp_path, resume=True, warn=lambda text: None)
 
 

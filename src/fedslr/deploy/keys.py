@@ -117,7 +117,7 @@ def _name(host: str) -> x509.GeneralName:
 def _refuse_to_overwrite(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise FedslrError(f"{path} is already there; choose another folder, or remove it first")
+            raise FedslrError(f"{path} is already there; choose another path, or remove it first")
 
 
 def _write_secret(path: Path, data: bytes) -> None:

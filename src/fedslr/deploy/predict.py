@@ -26,7 +26,11 @@ def scores(store: Path, x: Tensor) -> Tensor:
     asked = options.from_text(page.recipe)
     if tuple(x.shape[1:]) != asked.options.shape:
         got = "x".join(map(str, x.shape[1:]))
-        raise FedslrError(f"x: inputs are {got or 'single numbers'}, the model takes {asked.options.inputs}")
+        expected = ", ".join(map(str, asked.options.shape))
+        raise FedslrError(
+            f"x: inputs are {got or 'single numbers'}, the model takes {asked.options.inputs}; give an array of shape "
+            f"[samples, {expected}]"
+        )
     _require_kind(x, evaluated.inputs)
     problem = asked.problem()
     first = next(problem.model.parameters())
