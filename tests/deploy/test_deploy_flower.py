@@ -522,7 +522,7 @@ def test_status_remove_release_and_predict(tmp_path, command):
         (np.full((2, 6), np.nan), f"{inputs}: x has values that are not finite"),
         (np.zeros((0, 6)), f"{inputs}: x is empty, shape [0, 6]"),
         (np.full((2, 6), 1e39), f"{inputs}: x has values that are not finite"),
-        (np.full((2, 6), "a"), f"{inputs}: x is not an array of numbers"),
+        (np.full((2, 6), "a"), f"{inputs}: x holds texts, expected an array of numbers"),
         (np.zeros((2, 6), np.int64), "x: the model does not take inputs of type int64: "),
         (
             np.zeros((2, 6), np.uint8),
