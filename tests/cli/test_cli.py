@@ -818,6 +818,21 @@ def test_a_mistake_in_ones_own_code_is_a_line_and_a_traceback_for_those_who_ask(
         assert "error: " in err.splitlines()[-1]
 
 
+def test_a_function_of_other_arguments_is_refused_before_it_is_called(command, recipe, tmp_path, monkeypatch):
+    (tmp_path / "my_signatures.py").write_text("def none():\n    pass\n\n\ndef one(shape, /):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    for key, name, says in (
+        ("model.name", "none", "which takes (), expected a function (input_shape, num_classes)"),
+        ("loss", "none", "which takes (), expected a function (outputs, labels)"),
+        ("selection", "one", "which takes (shape, /), expected a function (rng, size, examples)"),
+        ("data.name", "one", "which takes (shape, /), expected a function ()"),
+    ):
+        code, _, err = command("run", recipe, "--out", tmp_path / "out", "--set", f"{key}=my_signatures:{name}")
+        assert_one_plain_line(code, err, f"{key}: got 'my_signatures:{name}', {says}")
+    code, _, err = command("run", recipe, "--out", tmp_path / "out", "--set", "model.name=my_signatures:none")
+    assert err.startswith("error: --set model.name=my_signatures:none: ")
+
+
 def test_a_run_is_never_overwritten(command, recipe, tmp_path):
     out = tmp_path / "out"
     command("run", recipe, "--out", out)

@@ -53,7 +53,7 @@ def test_ones_own_model_by_name(tmp_path, monkeypatch):
     assert result.summary["parameters"]["dense"] == 21
     for name, says in (
         ("my_models:biuld", r"my_models.py\) has no 'biuld'; did you mean 'build'"),
-        ("my_models:wrong", "model: got 3, expected an nn.Module"),
+        ("my_models:wrong", "model: got 3 from my_models:wrong, expected an nn.Module"),
         ("no_such_module:build", "there is no module 'no_such_module'"),
         ("my_broken:build", "importing it fails in .*my_broken.py, line 1: ZeroDivisionError"),
     ):
