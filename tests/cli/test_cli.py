@@ -762,7 +762,8 @@ WRONG_CALLS = {
     "unknown option": (lambda p: ["run", p / "tiny.toml", "--fast"], "--fast"),
     "an option misspelt": (lambda p: ["run", p / "tiny.toml", "--resum"], "--resume"),
     "unknown command": (lambda p: ["rum"], "No such command 'rum'. Did you mean 'run'? (see fedslr --help)"),
-    "missing recipe": (lambda p: ["run"], "Missing argument"),
+    "an argument too many": (lambda p: ["data", "nope"], "No such command 'nope' (see fedslr data --help)"),
+    "missing recipe": (lambda p: ["run"], "Missing argument 'RECIPE' (see fedslr run --help)"),
     "show of nothing": (lambda p: ["show", p / "none"], "none: no such folder"),
     "show of an unfinished run": (lambda p: ["show", write(p / "config.toml", "x").parent], "no finished run in it"),
     "show of what lies deeper": (

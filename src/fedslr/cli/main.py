@@ -122,8 +122,14 @@ def _leave_with(error: Exception) -> None:
     """Print one line about an error and exit; show the traceback of a defect of ours."""
     if isinstance(error, click.ClickException):
         # An error of the parser of the command line, which has its own message and exit code.
-        message = error.format_message()
-        _leave(f"error: {message} ({_advice(error)})" if message else "", error.exit_code)
+        message, change = error.format_message(), _meant_change(error)
+        if change is not None:
+            # The parser suggests options that are spelt alike; the recipe's key is what was meant.
+            message = error.message
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "fedslr"
+        _leave(
+            f"error: {message.rstrip('.')} ({change or f'see {command} --help'})" if message else "", error.exit_code
+        )
     if line := error_line(error):
         show_traceback(error)
         _leave(f"error: {line}", 2)
@@ -133,15 +139,15 @@ def _leave_with(error: Exception) -> None:
     raise error
 
 
-def _advice(error: click.ClickException) -> str:
-    """Return what to do about a wrong command line: the recipe's key that an unknown option names, or the help."""
+def _meant_change(error: click.ClickException) -> str | None:
+    """Return the change of the recipe's key that an unknown option names, or None."""
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context and any(p.name == "changes" for p in context.command.params):
         name = error.option_name.lstrip("-").replace("-", "_")
         key = KEYS_BY_OTHER_NAMES.get(name, name)
         if paths_of(key, FedSLR):
             return f"{key} is a key of the recipe: --set {key}={_value_of(error.option_name)}"
-    return f"see {context.command_path if context else 'fedslr'} --help"
+    return None
 
 
 def _value_of(option: str) -> str:
