@@ -14,6 +14,8 @@ TRACEBACK = "FEDSLR_TRACEBACK"
 INTERRUPTED = 130
 """The exit code of a command that ctrl-C stopped, as in shells."""
 
+MAX_NAMES = 40
+"""Known names that an error lists."""
 MAKE_ROOM = "make room on the disk, then try again (a run: with --resume)"
 FILE_ADVICE = {
     errno.ENOSPC: MAKE_ROOM,
@@ -62,7 +64,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """Return advice on an unknown name: the nearest known name, or all known names."""
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names) or 'none'}"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names[:MAX_NAMES]) or 'none'}{more}"
 
 
 def reason(error: BaseException) -> str:
