@@ -905,9 +905,12 @@ WRONG: dict[str, tuple[Any, str]] = {
     "both": (lambda f, p: ["export", f, "--client", "1", "--global"], "export: expected either --client or --global"),
     "unknown format": (
         lambda f, p: ["export", f, "--global", "--format", "tflite"],
-        "format: got 'tflite', expected safetensors, torch, onnx",
+        "format: got 'tflite', expected one of safetensors, torch, onnx",
     ),
-    "unknown purpose": (lambda f, p: ["export", f, "--global", "--for", "fun"], "for: got 'fun', expected size, speed"),
+    "unknown purpose": (
+        lambda f, p: ["export", f, "--global", "--for", "fun"],
+        "for: got 'fun', expected one of size, speed",
+    ),
     "output exists": (
         lambda f, p: ["export", f, "--global", "--out", f / "config.toml"],
         "config.toml already exists; choose another --out",
