@@ -766,7 +766,10 @@ WRONG_CALLS = {
     "an argument too many": (lambda p: ["data", "nope"], "No such command 'nope' (see fedslr data --help)"),
     "missing recipe": (lambda p: ["run"], "Missing argument 'RECIPE' (see fedslr run --help)"),
     "show of nothing": (lambda p: ["show", p / "none"], "none: no such folder"),
-    "show of an unfinished run": (lambda p: ["show", write(p / "config.toml", "x").parent], "no finished run in it"),
+    "show of an unfinished run": (
+        lambda p: ["show", write(p / "config.toml", "x").parent],
+        "no finished run in it (summary.json is missing); finish its run with --resume",
+    ),
     "show of what lies deeper": (
         lambda p: ["show", write(p / "a" / "b" / "c" / "config.toml", "x").parents[2]],
         "a: no run directly in it, but there are runs in ",

@@ -77,7 +77,7 @@ def _why_no_runs(folder: Path) -> str:
     if not folder.is_dir():
         return "no such folder; correct the path"
     if _run_folders(folder):
-        return "no finished run in it (summary.json is missing); go on with it by --resume"
+        return "no finished run in it (summary.json is missing); finish its run with --resume"
     if deeper := next(folder.glob("*/*/config.toml"), None):
         return f"no run directly in it, but there are runs in {deeper.parent.parent}; give that folder"
     return "no run in it (config.toml is missing); name the folder of a run, or one that holds such folders"
