@@ -66,7 +66,7 @@ class Federation:
             if names is not None and (len(names) != count or (unique and len(set(names)) != count)):
                 raise FedslrError(
                     f"{option}: got {len(names)} names, {len(set(names))} of them different; expected {count}"
-                    + (" different names" if unique else " names")
+                    + (" different: a name for every client" if unique else ": a name for every class")
                 )
         in_memory = self.clients if isinstance(self.clients, list | tuple) else [self.clients[0]]
         for i, client in enumerate(in_memory):
@@ -297,10 +297,11 @@ def _client_data(
     keys = set(arrays) if isinstance(arrays, Mapping) else set()
     wanted = [name for pair in PAIRS if "x" in pair or keys.intersection(pair) for name in pair]
     if keys != set(wanted):
-        given = ", ".join(map(str, arrays)) if isinstance(arrays, Mapping) else f"a {type(arrays).__name__}"
+        listed = ", ".join(map(str, arrays)) if isinstance(arrays, Mapping) else ""
+        given = f"a mapping with {listed or 'no keys'}" if isinstance(arrays, Mapping) else f"a {type(arrays).__name__}"
         raise FedslrError(
-            f"{label}: got {given or 'nothing'}, expected a mapping with x and y for every client, and optionally "
-            "x_test and y_test, or x_val and y_val"
+            f"{label}: got {given}, expected a mapping with x and y for every client, and optionally x_test and "
+            "y_test, or x_val and y_val; without test data, x_test and y_test are empty lists"
         )
     found = {name: as_tensor(f"{label}: {name}", arrays[name], labels=name.startswith("y")) for name in wanted}
     x, y = found["x"], found["y"]

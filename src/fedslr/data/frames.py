@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedslr.core.errors import FedslrError, suggest
+from fedslr.core.errors import FedslrError, reason, suggest
 from fedslr.data.client_data import natural_order
 from fedslr.data.decoded_cache import Array
 
@@ -46,8 +46,9 @@ def _read(path: Path) -> Any:
         advice = "pip install 'fedslr[table]'"
         raise FedslrError(f"{path}: fedslr needs {error.name or 'pyarrow'} to read this file; {advice}") from None
     except Exception as error:
-        why = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise FedslrError(f"{path}: fedslr cannot read this table: {why}; correct the file or the path") from None
+        raise FedslrError(
+            f"{path}: fedslr cannot read this table: {reason(error)}; correct the file or the path"
+        ) from None
 
 
 def column(frame: Any, name: str, option: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ class Result:
         names, known = list(self.federation.client_names or ()), self._simulation.num_clients
         number = names.index(client) if client in names else client
         if number not in range(known):
-            raise FedslrError(f"client: got {client!r}, expected a whole number from 0 to {known - 1}")
+            raise FedslrError(f"client: got {client!r}, expected {_known_clients(client, known, names)}")
         group = self._simulation.group
         if group.owner(int(number)) != group.rank:
             raise FedslrError(
@@ -130,15 +131,21 @@ class Result:
 def find_client(text: str, federation: Federation | None = None) -> int:
     """Return the number of a client that a command names by its number, or by its name, which may be a number too."""
     names = list(federation.client_names or ()) if federation else []
+    number = int(text) if text.isdecimal() else None
     named = names.index(text) if text in names else None
-    if text.isdecimal() and (named is None or int(text) < len(names)):
-        if named not in (None, int(text)):
-            chosen = f"--client {text}: taken as a number; the client of that name is client {named}"
-            warnings.warn(chosen, FedslrWarning, stacklevel=2)
-        if federation and int(text) >= len(federation.clients):
-            last = len(federation.clients) - 1
-            raise FedslrError(f"--client: got {text}, expected a whole number from 0 to {last}, or a client's name")
-        return int(text)
-    if named is None:
-        raise FedslrError(f"--client: got '{text}', expected a number, or a client's name; {suggest(text, names)}")
-    return named
+    if number is None or (named is not None and number >= len(names)):
+        number = named
+    if number is None or (federation and number >= len(federation.clients)):
+        known = len(federation.clients) if federation else None
+        got = f"'{text}'" if number is None else text
+        raise FedslrError(f"--client: got {got}, expected {_known_clients(text, known, names)}")
+    if named not in (None, number):
+        chosen = f"--client {text}: taken as a number; the client of that name is client {named}"
+        warnings.warn(chosen, FedslrWarning, stacklevel=2)
+    return number
+
+
+def _known_clients(wrong: object, known: int | None, names: Sequence[str]) -> str:
+    """Return the words for the clients that there are; `known` is their count if it is known."""
+    numbers = "a whole number" if known is None else f"a whole number from 0 to {known - 1}"
+    return f"{numbers}, or a client's name; {suggest(str(wrong), names)}" if names else numbers
