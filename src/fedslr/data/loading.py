@@ -119,7 +119,8 @@ def load(name: str = "digits", *, warn: Callable[[str], None] | None = None, **o
         federation = fedslr.load("digits", clients=20, split="dirichlet", alpha=0.1, seed=0)
         result = fedslr.run(fedslr.FedSLR(), federation, model="cnn", rounds=30)
     """
-    checked = schema.build(DataOptions, {"name": name, "seed": 0, **options}, "data")
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
+    checked = schema.build(DataOptions, {"name": name, "seed": 0, **plain}, "data")
     return build_federation(checked, warn or (lambda text: warnings.warn(text, stacklevel=5)))
 
 
