@@ -13,7 +13,7 @@ import torch
 import fedslr
 from conftest import make_federation, mlp
 from fedslr.report.certainty import student_t
-from fedslr.run import python_jobs
+from fedslr.run import comparison, python_jobs
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "clients_per_round": 2, "lr": 0.05, "engine": "eager"}
 FILES = {"accuracy.png", "report.html", "table.csv", "table.md", "table.tex"}
@@ -109,13 +109,32 @@ def test_a_comparison_goes_on(ragged, tmp_path):
     assert same(found.results["local"][0], fedslr.run(fedslr.Local(), ragged, mlp(), **OPTIONS))
 
 
+def test_a_comparison_that_is_stopped_goes_on(ragged, tmp_path, monkeypatch):
+    stops = iter([False, False, False, False, True])  # in the second round of the second run
+    monkeypatch.setattr(comparison.Stop, "__bool__", lambda self: next(stops, False))
+    ask: dict[str, Any] = {"federation": ragged, "model": mlp(), "out": tmp_path, **OPTIONS}
+    with pytest.raises(KeyboardInterrupt, match="go on with resume=True"):
+        fedslr.compare(["fedavg", "local"], **ask)
+    assert not (tmp_path / "table.md").exists()
+    found = fedslr.compare(["fedavg", "local"], **ask, resume=True)
+    for name, method in (("fedavg", fedslr.FedAvg()), ("local", fedslr.Local())):
+        assert same(found.results[name][0], fedslr.run(method, ragged, mlp(), **OPTIONS))
+
+
+def test_rounds_are_tracked(ragged, tmp_path):
+    fedslr.compare(["fedavg"], ragged, mlp(), out=tmp_path, track=["tensorboard"], **OPTIONS)
+    assert list((tmp_path / "fedavg-seed0" / "tensorboard").glob("events.out.tfevents.*"))
+    with pytest.raises(fedslr.FedslrError, match="track: got 'tensorbord'"):
+        fedslr.compare(["fedavg"], ragged, mlp(), track=["tensorbord"], **OPTIONS)
+
+
 def test_a_run_that_fails_does_not_stop_the_others(ragged):
     warned: list[str] = []
     found = fedslr.compare([Sulking(), "fedavg"], ragged, mlp(), warn=warned.append, **OPTIONS)
     assert found.failed.keys() == {"sulking-seed0"}
     assert warned == [f"1 of 2 runs failed; sulking-seed0: {found.failed['sulking-seed0']}"]
     assert [line.split()[0] for line in found.table().splitlines()] == ["method", "fedavg"]
-    with pytest.raises(fedslr.FedslrError, match="1 of 1 runs failed; sulking-seed0: .*no mood"):
+    with pytest.raises(fedslr.FedslrError, match=r"1 of 1 runs failed; sulking-seed0: .*no mood"):
         fedslr.compare([Sulking()], ragged, mlp(), **OPTIONS)
 
 
@@ -140,7 +159,7 @@ def test_what_cannot_be_sent_to_a_process_is_one_line(ragged, tmp_path):
     def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(outputs, y)
 
-    with pytest.raises(fedslr.FedslrError, match="jobs: another process cannot load .*; put them in a module"):
+    with pytest.raises(fedslr.FedslrError, match=r"jobs: another process cannot load .*; put them in a module"):
         fedslr.compare(["fedavg"], ragged, mlp(), out=tmp_path / "c", jobs=2, loss=loss, **OPTIONS)
     lost = python_jobs.PackedJob("a", 1, b"c__main__\nGone\n.", b"N.")
     with pytest.raises(fedslr.FedslrError, match="put them in a module that you import"):

@@ -107,9 +107,8 @@ def test_data_that_moved_away_are_warned_of(tmp_path):
     assert len(warned) == 1
     assert "opened without its data" in warned[0]
     assert opened.federation.client_names == federation.client_names
-    assert all(
-        torch.equal(x, opened.personal_params("south")[key]) for key, x in result.personal_params("south").items()
-    )
+    own = opened.personal_params("south")
+    assert all(torch.equal(x, own[key]) for key, x in result.personal_params("south").items())
 
 
 def test_paths_are_texts_or_paths(wards, tmp_path):

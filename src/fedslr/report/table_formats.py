@@ -7,6 +7,8 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from fedslr.report.result_tables import Column, Table
 from fedslr.report.run_groups import Group
 from fedslr.report.svg_axes import html_table, tag
@@ -23,8 +25,12 @@ def text(made: Table) -> str:
 
 def html(made: Table, caption: str | None = None) -> str:
     """Return a table as HTML without scripts, for notebooks."""
-    head = [tag("th", title) for title in made.titles] if any(made.titles) else []
-    return str(html_table(head, [tag("tr", *(tag("td", cell) for cell in row)) for row in made.rows], caption))
+
+    def cells(kind: str, row: Sequence[str]) -> list[Markup]:
+        return [tag(kind, cell, style="text-align: left" if i < made.labels else None) for i, cell in enumerate(row)]
+
+    head = cells("th", made.titles) if any(made.titles) else []
+    return str(html_table(head, [tag("tr", *cells("td", row)) for row in made.rows], caption))
 
 
 def markdown(made: Table) -> str:

@@ -24,7 +24,7 @@ from fedslr.report.report_view import View
 from fedslr.report.result_tables import Table, columns, result_table
 from fedslr.report.run_groups import Group
 from fedslr.report.table_formats import FORMATS, html
-from fedslr.run import experiments, frames
+from fedslr.run import experiments, frames, trackers
 from fedslr.run.api import checked_request
 from fedslr.run.jobs import run_jobs
 from fedslr.run.progress import ExperimentDisplay, is_watched
@@ -111,6 +111,7 @@ def compare(
     jobs: int = 1,
     progress: bool | None = None,
     warn: Callable[[str], None] | None = None,
+    track: Sequence[str] = (),
     **settings: Any,
 ) -> Comparison:
     """Train several methods on the same data, and return their results side by side.
@@ -130,6 +131,7 @@ def compare(
             under `if __name__ == "__main__":`, and classes of your own must be in a module.
         progress: Whether to show the progress; by default if the output goes to a terminal or a notebook.
         warn: Called with every warning; by default warnings go through Python's `warnings`.
+        track: The trackers that receive every round: tensorboard, mlflow, wandb.
         **settings: The settings of `fedslr.run`, such as rounds, clients_per_round, lr and loss.
 
     Raises:
@@ -148,7 +150,9 @@ def compare(
         raise FedslrError("jobs: runs in several processes need a folder; expected out='runs/mine' or jobs=1")
     if "seed" in settings:
         raise FedslrError(f"seed: a comparison takes a list; expected seeds=[{settings['seed']}]")
-    asked = _jobs(_named(methods), federation, model, experiments.checked_seeds(seeds), home, settings)
+    for name in track:
+        trackers.make(name)
+    asked = _jobs(_named(methods), federation, model, experiments.checked_seeds(seeds), home, track, settings)
     if home is not None:
         experiments.require_fresh(asked, resume)
         experiments.require_no_run(home)
@@ -156,7 +160,7 @@ def compare(
     results: dict[str, list[Result]] = {job.method: [] for job in asked}
     for job in asked:
         if job.name not in failed:
-            results[job.method].append(job.finished_result())
+            results[job.method].append(job.result())
     if failed:
         text = experiments.failure_text(failed, len(asked))
         if len(failed) == len(asked):
@@ -189,6 +193,7 @@ def _jobs(
     model: str | nn.Module,
     seeds: Sequence[int],
     home: Path | None,
+    track: Sequence[str],
     settings: Mapping[str, Any],
 ) -> list[PythonJob]:
     """Return a checked job for every method and seed."""
@@ -198,7 +203,7 @@ def _jobs(
         for seed in seeds:
             request = checked_request(method, data[seed], model, ProcessGroup(), **settings, seed=seed)
             folder = None if home is None else home / experiments.folder_name(f"{name}-seed{seed}")
-            made.append(PythonJob(f"{name}-seed{seed}", name, replace(request, out=folder)))
+            made.append(PythonJob(f"{name}-seed{seed}", name, replace(request, out=folder, track=track)))
     return made
 
 

@@ -21,10 +21,9 @@ from fedslr.run.result import Result
 class PythonJob:
     """One run of a comparison; `method` is the name of its row."""
 
-    result: Result | None = None
-
     def __init__(self, name: str, method: str, request: RunRequest) -> None:
         self.name, self.method, self.request = name, method, request
+        self._result: Result | None = None
 
     @property
     def run_folder(self) -> Path:
@@ -46,13 +45,15 @@ class PythonJob:
 
     def run(self, **hooks: Any) -> None:
         """Train, or go on with the run in the folder."""
-        there = self.request.out is not None and self.request.out.exists()
-        self.result = execute(replace(self.request, resume=there, **hooks), Group())
+        folder = self.request.out
+        found = execute(replace(self.request, resume=folder is not None and folder.exists(), **hooks), Group())
+        if folder is None:
+            self._result = found
 
-    def finished_result(self) -> Result:
-        """Return the result; if another process has trained, from the folder."""
+    def result(self) -> Result:
+        """Return the result of the run. If it has a folder, client states are read from there when they are needed."""
         asked = self.request
-        return self.result or open_run(
+        return self._result or open_run(
             self.run_folder,
             asked.federation,
             asked.model if isinstance(asked.model, nn.Module) else None,
