@@ -1,7 +1,7 @@
 """Write pages from the package itself: commands, recipe keys, methods and the public Python names.
 
-A line `% generated: NAME` of a page is replaced by the Markdown of the function of this name. The extension also writes
-llms.txt, a list of all pages for programs that read documentation.
+A line `% generated: NAME` of a page is replaced by the Markdown of the function of this name; a word after NAME is the
+function's argument. The extension also writes llms.txt, a list of all pages for programs that read documentation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedslr.cli.main import app as command_line
 from fedslr.core import schema
 from fedslr.run import recipe_text
 
-MARKER = re.compile(r"^% generated: (\w+)$", re.MULTILINE)
+MARKER = re.compile(r"^% generated: (\w+)(?: ([\w-]+))?$", re.MULTILINE)
 RUNNING = ("load", "Federation", "ClientData", "run", "Settings", "Result", "open_run", "export", "load_exported")
 WRITING = ("Algorithm", "Problem", "LocalData", "Batch", "Round")
 ALIASES = ("Params", "Payload", "ALGORITHMS", "__version__")
@@ -81,12 +81,12 @@ def recipe() -> str:
 
 
 def methods() -> str:
-    """Return the table of methods with their hyperparameters."""
+    """Return the table of methods with their hyperparameters; a name leads to the method's page."""
     rows = ["| name | class | summary | hyperparameters |", "|---|---|---|---|"]
     for name, cls in ALGORITHMS.items():
         summary = (cls.__doc__ or "").splitlines()[0]
         given = ", ".join(f"`{o.name} = {_number(o.default)}`" for o in schema.describe(cls)) or "none"
-        rows.append(f"| `{name}` | {{py:obj}}`~fedslr.{cls.__name__}` | {_cell(summary)} | {given} |")
+        rows.append(f"| [`{name}`]({name}.md) | {{py:obj}}`~fedslr.{cls.__name__}` | {_cell(summary)} | {given} |")
     return "\n".join(rows) + "\n"
 
 
@@ -140,6 +140,48 @@ def _results(folder: Path) -> str:
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?![\w-]+\.md|http)[^)]*\)", r"`\1`", text)
 
 
+# --- results of one method --------------------------------------------------------------------------------------------
+
+COLUMNS = {
+    "cifar10-iid": "CIFAR-10, IID",
+    "cifar10-dirichlet0.1": "CIFAR-10, Dirichlet 0.1",
+    "cifar100-iid": "CIFAR-100, IID",
+    "cifar100-dirichlet0.1": "CIFAR-100, Dirichlet 0.1",
+    "tinyimagenet-iid": "TinyImageNet, IID",
+    "tinyimagenet-dirichlet0.1": "TinyImageNet, Dirichlet 0.1",
+}
+"""The titles of the columns of the paper's Table 1, by their names in results/README.md."""
+NO_RUN = "open"
+"""The word of results/README.md for a figure of the paper without a run of ours."""
+ABOUT_RESULTS = """The table shows the mean test accuracy over all clients. The paper's figures are from its Table 1.
+Ours are those of the last evaluation of one run of 1000 rounds, unless stated otherwise. A dash means that there is no
+run. [Our runs beside the paper's](../results/overview.md) has the details.
+"""
+
+
+def method_results(name: str) -> str:
+    """Return the paper's accuracies of a method beside ours, from the first two tables of results/README.md."""
+    figures, runs, *_ = _tables((RESULTS / "README.md").read_text("utf-8"))
+    rounds = {(run["column"], run["model"]): run["rounds"] for run in runs if run["method"] == name}
+    rows = []
+    for row in (row for row in figures if row["method"] == name):
+        for column, title in COLUMNS.items():
+            ours, paper = row[column].removesuffix(")").split(" (")
+            done, *planned = rounds.get((column, row["model"]), "").split(" of ")
+            ours = "–" if ours == NO_RUN else f"{ours}, after {done} rounds" if planned else ours
+            rows.append(f"| {title} | {row['model']} | {paper} | {ours} |")
+    if not rows:
+        raise ValueError(f"results/README.md has no figures of {name}; remove the marker from its page")
+    return "\n".join([ABOUT_RESULTS, "| data | model | paper % | ours % |", "|---|---|---:|---:|", *rows]) + "\n"
+
+
+def _tables(markdown: str) -> Iterator[list[dict[str, str]]]:
+    """Yield the tables of a page. A row maps the titles of the columns to the row's cells."""
+    for table in re.findall(r"(?:^\|.*\|\n)+", markdown, re.MULTILINE):
+        titles, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+        yield [dict(zip(titles, row, strict=True)) for row in rows]
+
+
 # --- Python -----------------------------------------------------------------------------------------------------------
 
 
@@ -175,18 +217,18 @@ def _entries(names: Iterable[str], members: bool = True) -> str:
 
 # --- Sphinx -----------------------------------------------------------------------------------------------------------
 
-PAGES: dict[str, Callable[[], str]] = {
+PAGES: dict[str, Callable[..., str]] = {
     page.__name__: page
     for page in (
         *(commands, recipe, methods, method_pages, python_running, python_methods, python_writing, python_errors),
-        *(results_overview, results_cifar10, results_tinyimagenet, results_precision),
+        *(results_overview, results_cifar10, results_tinyimagenet, results_precision, method_results),
     )
 }
 
 
 def fill(app: Sphinx, page: str, source: list[str]) -> None:
     """Replace the markers of a page."""
-    source[0] = MARKER.sub(lambda found: PAGES[found[1]](), source[0])
+    source[0] = MARKER.sub(lambda found: PAGES[found[1]](*filter(None, found.groups()[1:])), source[0])
 
 
 def write_llms_txt(app: Sphinx, error: Exception | None) -> None:

@@ -190,7 +190,7 @@ def test_the_mean_is_enough_for_several_models(engine):
     [
         ("DictState", "init_client: got dict, expected a NamedTuple of parameters, or () for nothing"),
         ("ListState", "local_update: got list, expected a NamedTuple of parameters, or () for nothing"),
-        ("NoPair", "local_update: expected (the client's new state, its upload as a dictionary)"),
+        ("NoPair", "local_update: got dict, expected (the client's new state, its upload as a dictionary)"),
         ("FewKeys", "local_update: 'upload/0.weight' is missing; expected the keys and shapes of the broadcast"),
         ("OtherShapes", "local_update: 'upload/0.weight' is [6] of float64, expected [8, 6] of float64"),
         ("Silent", "broadcast: expected a dictionary of tensors"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -336,7 +337,7 @@ def test_two_classes_of_one_name_are_told_apart_by_what_they_are_called(mine, re
 def test_methods_that_are_called_the_same(mine, recipe, command):
     Path("mine3.py").write_text(MINE)
     code, _, err = command("compare", recipe, "--methods", "mine:Half,mine3:Half", "--out", "c")
-    assert_one_plain_line(code, err, "methods: got 'half,half', expected one or more, each only once")
+    assert_one_plain_line(code, err, "methods: got 'half,half', expected one or more different values, such as")
 
 
 @pytest.mark.parametrize(
@@ -461,7 +462,7 @@ def test_a_recipe_is_utf8_wherever_it_is_written(tmp_path):
 def test_a_recipe_for_no_method(command):
     code, printed, told = command("recipe", "fedslrr")
     assert (code, printed) == (2, "")
-    assert "did you mean 'fedslr'" in told
+    assert told.startswith("error: recipe: got \"fedslrr\", no such method; did you mean 'fedslr'?")
 
 
 def test_runs_are_shown_side_by_side(command, recipe, tmp_path):
@@ -637,7 +638,7 @@ def test_fewer_rounds_than_there_are_is_refused(command, recipe, tmp_path):
     out = tmp_path / "out"
     command("run", recipe, "--out", out)
     code, _, err = command("run", recipe, "--out", out, "--resume", "--set", "rounds=1")
-    assert_one_plain_line(code, err, "rounds: got 1, but the run already has 2")
+    assert_one_plain_line(code, err, "rounds: got 1, but the run already has 2; ask for 2 or more")
 
 
 # --- wrong requests: exit code 2, one plain line, nothing lost ------------------------------------------------------
@@ -721,6 +722,9 @@ def test_a_mistake_is_blamed_on_where_it_was_made(command, recipe, tmp_path):
     good, bad = ("--set", "lr=0.05"), ("--set", "algorithm.eta_g=-3")
     code, _, err = command("run", recipe, *good, *bad, "--out", tmp_path / "out")
     assert_one_plain_line(code, err, "error: --set algorithm.eta_g=-3: algorithm.eta_g: got -3, expected")
+    name, bad = ("--set", "algorithm.name=ditto"), ("--set", "lam=-1")
+    code, _, err = command("run", recipe, *name, *bad, "--out", tmp_path / "out")
+    assert_one_plain_line(code, err, "error: --set lam=-1: algorithm.lam: got -1, expected")
     recipe.write_text("eta_g = 3\n" + TINY)
     code, _, err = command("run", recipe, *good, "--out", tmp_path / "out")
     assert_one_plain_line(code, err, f"error: {recipe}: unknown key 'eta_g' in the recipe; did you mean 'algorithm.")
@@ -759,9 +763,13 @@ WRONG_CALLS = {
     "unknown option": (lambda p: ["run", p / "tiny.toml", "--fast"], "--fast"),
     "an option misspelt": (lambda p: ["run", p / "tiny.toml", "--resum"], "--resume"),
     "unknown command": (lambda p: ["rum"], "No such command 'rum'. Did you mean 'run'? (see fedslr --help)"),
-    "missing recipe": (lambda p: ["run"], "Missing argument"),
+    "an argument too many": (lambda p: ["data", "nope"], "No such command 'nope' (see fedslr data --help)"),
+    "missing recipe": (lambda p: ["run"], "Missing argument 'RECIPE' (see fedslr run --help)"),
     "show of nothing": (lambda p: ["show", p / "none"], "none: no such folder"),
-    "show of an unfinished run": (lambda p: ["show", write(p / "config.toml", "x").parent], "no finished run in it"),
+    "show of an unfinished run": (
+        lambda p: ["show", write(p / "config.toml", "x").parent],
+        "no finished run in it (summary.json is missing); finish its run with --resume",
+    ),
     "show of what lies deeper": (
         lambda p: ["show", write(p / "a" / "b" / "c" / "config.toml", "x").parents[2]],
         "a: no run directly in it, but there are runs in ",
@@ -815,6 +823,37 @@ def test_a_mistake_in_ones_own_code_is_a_line_and_a_traceback_for_those_who_ask(
         assert "error: " in err.splitlines()[-1]
 
 
+def test_a_method_that_returns_something_else_is_named_with_its_client(command, recipe, tmp_path, monkeypatch):
+    (tmp_path / "my_return.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\nimport fedslr\n"
+        "@dataclass(frozen=True)\n"
+        "class Upload(fedslr.FedAvg):\n"
+        "    name: ClassVar[str] = 'upload'\n"
+        "    def local_update(self, *given):\n"
+        "        return super().local_update(*given)[1]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    wrong = ("--set", "algorithm.name=my_return:Upload", "--set", "engine=eager")
+    code, _, err = command("run", recipe, "--out", tmp_path / "out", *wrong)
+    assert_one_plain_line(code, err, "local_update: got dict, expected (the client's new state, its upload as a dict")
+    assert re.search(r" \(in round 1, client \d \(upload\)\)$", err)
+
+
+def test_a_function_of_other_arguments_is_refused_before_it_is_called(command, recipe, tmp_path, monkeypatch):
+    (tmp_path / "my_signatures.py").write_text("def none():\n    pass\n\n\ndef one(shape, /):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    for key, name, says in (
+        ("model.name", "none", "which takes (), expected a function (input_shape, num_classes)"),
+        ("loss", "none", "which takes (), expected a function (outputs, labels)"),
+        ("selection", "one", "which takes (shape, /), expected a function (rng, size, examples)"),
+        ("data.name", "one", "which takes (shape, /), expected a function ()"),
+    ):
+        code, _, err = command("run", recipe, "--out", tmp_path / "out", "--set", f"{key}=my_signatures:{name}")
+        assert_one_plain_line(code, err, f"{key}: got 'my_signatures:{name}', {says}")
+    code, _, err = command("run", recipe, "--out", tmp_path / "out", "--set", "model.name=my_signatures:none")
+    assert err.startswith("error: --set model.name=my_signatures:none: ")
+
+
 def test_a_run_is_never_overwritten(command, recipe, tmp_path):
     out = tmp_path / "out"
     command("run", recipe, "--out", out)
@@ -832,7 +871,10 @@ def test_a_damaged_checkpoint_is_one_line(command, recipe, tmp_path):
     for path in (out / "checkpoint").glob("manifest*"):
         path.write_text("{}")
     code, _, err = command("run", recipe, "--out", out, "--resume", "--set", "rounds=3")
-    assert_one_plain_line(code, err, "every checkpoint in")
+    says = (
+        f"every checkpoint in {out / 'checkpoint'} is damaged; restore it from a backup, or repeat the run in another"
+    )
+    assert_one_plain_line(code, err, says)
 
 
 def test_an_attempt_that_finished_no_round_is_in_nobodys_way(command, recipe, tmp_path):

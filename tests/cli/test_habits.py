@@ -92,7 +92,7 @@ def test_data_for_scripts(command, tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (("--rounds", "5"), "(rounds is a key of the recipe: --set rounds=5)"),
+        (("--rounds", "5"), "error: No such option: --rounds (rounds is a key of the recipe: --set rounds=5)"),
         (("--lr=0.05",), "(lr is a key of the recipe: --set lr=0.05)"),
         (("--method", "ditto"), "(algorithm.name is a key of the recipe: --set algorithm.name=ditto)"),
         (("--clients-per-round", "3"), "--set clients_per_round=3"),

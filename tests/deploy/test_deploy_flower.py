@@ -264,6 +264,9 @@ def test_what_a_program_says_is_a_line(tmp_path):
     box = "import sys; sys.exit('╭─ Error ──╮\\n│ no such  │\\n│ thing    │\\n╰──────────╯')"
     with pytest.raises(FedslrError, match=r"failed: Error no such thing$"):
         submission.call([sys.executable, "-c", box], {"PYTHONIOENCODING": "utf-8"})
+    missing = "import sys; sys.exit('no certificate: [Errno 2] No such file.')"
+    with pytest.raises(FedslrError, match=r"failed: no certificate: No such file; check the address$"):
+        submission.call([sys.executable, "-c", missing], {}, "; check the address")
 
 
 def test_the_recipe_of_the_demo_is_the_default_of_the_app():
@@ -404,15 +407,15 @@ def test_a_start_that_failed_early_says_why(tmp_path, command):
     (tmp_path / "failure.txt").write_text("no module 'mine'")
     for name in ("status", "resume"):
         code, _, err = command("federation", name, tmp_path)
-        says = (
-            f"error: {tmp_path}: holds no federation; its start failed: no module 'mine'; give the folder of --out of "
-            "`fedslr federation start`\n"
-        )
+        says = f"error: {tmp_path}: holds no federation; its start failed: no module 'mine'\n"
         assert (code, err) == (2, says)
     (tmp_path / "ledger.sqlite").touch()
     code, _, err = command("federation", "status", tmp_path)
     assert code == 2
     assert "(ledger.sqlite is empty)" in err
+    (tmp_path / "failure.txt").unlink()
+    code, _, err = command("federation", "status", tmp_path)
+    assert err.endswith("; name the folder that `fedslr federation start` was given as --out\n")
 
 
 def test_what_cannot_run_is_not_started(tmp_path, command, monkeypatch):
@@ -504,10 +507,10 @@ def test_status_remove_release_and_predict(tmp_path, command):
     assert np.allclose([line["probabilities"] for line in lines], expected.detach().softmax(1).numpy(), atol=1e-5)
     np.save(tmp_path / "in.npy", np.zeros((2, 5), np.float32))
     code, _, err = command("predict", "--store", tmp_path / "node-1", tmp_path / "in.npy")
-    assert (code, err) == (2, "error: x: inputs are 5, the model takes 6\n")
+    assert (code, err) == (2, "error: x: inputs are 5, the model takes 6; give an array of shape [samples, 6]\n")
     code, _, err = command("predict", "--store", tmp_path / "run", tmp_path / "in.npy")
     assert code == 2
-    assert "is no node's store" in err
+    assert "is no node's store; name the folder that `store` in the SuperNode's --node-config names" in err
     (kept,) = (tmp_path / "node-2").glob("personal-*")
     kept.write_bytes(b"")
     code, _, err = command("predict", "--store", tmp_path / "node-2", tmp_path / "in.npz")
@@ -517,7 +520,7 @@ def test_status_remove_release_and_predict(tmp_path, command):
         (np.full((2, 6), np.nan), f"{inputs}: x has values that are not finite"),
         (np.zeros((0, 6)), f"{inputs}: x is empty, shape [0, 6]"),
         (np.full((2, 6), 1e39), f"{inputs}: x has values that are not finite"),
-        (np.full((2, 6), "a"), f"{inputs}: x is not an array of numbers"),
+        (np.full((2, 6), "a"), f"{inputs}: x holds texts, expected an array of numbers"),
         (np.zeros((2, 6), np.int64), "x: the model does not take inputs of type int64: "),
         (
             np.zeros((2, 6), np.uint8),
@@ -534,6 +537,7 @@ def test_status_remove_release_and_predict(tmp_path, command):
         ("none.npz", "does not exist"),
         ("none.png", "does not exist"),
         ("empty.npy", "cannot be read as an array"),
+        ("none.npy", "cannot be read as an array: No such file or directory; give a file of numpy.save"),
         ("scan.png", "got a file of another kind; expected .npy or .npz, as numpy saves arrays"),
     ):
         code, _, err = command("predict", "--store", tmp_path / "node-1", tmp_path / name)

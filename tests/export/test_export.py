@@ -714,8 +714,8 @@ def test_a_client_is_known_by_its_name(tmp_path, command):
     assert (code, out.startswith("the personal model of client 1 (7), safetensors")) == (0, True)
     assert "--client 1: taken as a number; the client of that name is client 0" in err
     code, _, err = command("export", run, "--client", "wets_1")
-    assert (code, "--client: got 'wets_1', expected a number, or a client's name; " in err) == (2, True)
-    assert "west_1" in err
+    says = "--client: got 'wets_1', expected a whole number from 0 to 3, or a client's name; did you mean 'west_1'?"
+    assert (code, says in err) == (2, True)
     federation = fedslr.load(f"npz:{tmp_path / 'data'}", clients=2)
     assert list(federation.client_names) == ["1", "7"]
     expected = "client_names: got 2 names, 1 of them different; expected 2 different"
@@ -897,13 +897,20 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda f, p: ["export", f, "--client", "7"],
         "client: got 7, expected a whole number from 0 to 3",
     ),
+    "a name where clients have none": (
+        lambda f, p: ["export", f, "--client", "nobody"],
+        "--client: got 'nobody', expected a whole number from 0 to 3\n",
+    ),
     "no client": (lambda f, p: ["export", f], "export: expected either --client or --global"),
     "both": (lambda f, p: ["export", f, "--client", "1", "--global"], "export: expected either --client or --global"),
     "unknown format": (
         lambda f, p: ["export", f, "--global", "--format", "tflite"],
-        "format: got 'tflite', expected safetensors, torch, onnx",
+        "format: got 'tflite', expected one of safetensors, torch, onnx",
     ),
-    "unknown purpose": (lambda f, p: ["export", f, "--global", "--for", "fun"], "for: got 'fun', expected size, speed"),
+    "unknown purpose": (
+        lambda f, p: ["export", f, "--global", "--for", "fun"],
+        "for: got 'fun', expected one of size, speed",
+    ),
     "output exists": (
         lambda f, p: ["export", f, "--global", "--out", f / "config.toml"],
         "config.toml already exists; choose another --out",

@@ -53,7 +53,7 @@ def test_ones_own_model_by_name(tmp_path, monkeypatch):
     assert result.summary["parameters"]["dense"] == 21
     for name, says in (
         ("my_models:biuld", r"my_models.py\) has no 'biuld'; did you mean 'build'"),
-        ("my_models:wrong", "model: got 3, expected an nn.Module"),
+        ("my_models:wrong", "model: got 3 from my_models:wrong, expected an nn.Module"),
         ("no_such_module:build", "there is no module 'no_such_module'"),
         ("my_broken:build", "importing it fails in .*my_broken.py, line 1: ZeroDivisionError"),
     ):
@@ -221,7 +221,10 @@ def test_a_loss_may_hold_numbers_of_the_runs_own_type():
         ),
         (Mixing(), "its output for a sample depends on the other samples"),
         (Elsewhere(), "the loss depends on none of its parameters"),
-        (nn.Sequential(nn.Linear(5, 3)), "does not take inputs of shape"),
+        (
+            nn.Sequential(nn.Linear(5, 3)),
+            r"does not take inputs of shape .*; its first layer must fit inputs of shape \[6\]",
+        ),
         (nn.Sequential(nn.Linear(6, 2)), r"output for 3 sample.*is \[3, 2\] of torch.float32, expected .* \[3, 3\]"),
         (nn.LazyLinear(3), "parameter 'weight' has no values yet, .* lazy layers by running one input"),
         (nn.Flatten(), "no trainable parameters"),

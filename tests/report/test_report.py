@@ -745,14 +745,14 @@ def test_mistakes_are_answered_with_a_line(command, tmp_path):
     emptied = shutil.copytree(run, tmp_path / "emptied")
     (emptied / "config.toml").write_text("")
     for arguments, words in [
-        ([tmp_path / "none"], "none: no such folder"),
-        ([tmp_path / "empty"], "empty: no run in it (config.toml is missing)"),
+        ([tmp_path / "none"], "none: no such folder; correct the path"),
+        ([tmp_path / "empty"], "empty: no run in it (config.toml is missing); name the folder of a run"),
         ([broken], "config.toml: cannot be read"),
-        ([emptied], "config.toml: cannot be read as the recipe of a run: 'rounds' is missing"),
+        ([emptied], "config.toml: cannot be read as the recipe of a run: 'rounds' is missing; restore it"),
         ([run, "--pick", "first"], "--pick: got 'first'; known: best, last, late"),
-        ([run, "--out", tmp_path / "empty"], "empty: Is a directory"),
-        ([run, "--out", tmp_path / "nowhere" / "x.html"], "x.html: No such file or directory"),
-        ([run, "--out", tmp_path / ("x" * 300)], "File name too long"),
+        ([run, "--out", tmp_path / "empty"], "empty: Is a directory; name a file"),
+        ([run, "--out", tmp_path / "nowhere" / "x.html"], "x.html: No such file or directory; create it, or choose"),
+        ([run, "--out", tmp_path / ("x" * 300)], "File name too long; choose a shorter name"),
     ]:
         code, _, err = command("report", *arguments)
         assert code == 2

@@ -143,9 +143,9 @@ def test_a_run_that_fails_does_not_stop_the_others(ragged):
     [
         ({"seed": 3}, r"^seed: .*expected seeds=\[3\]$"),
         ({"jobs": 2}, r"^jobs: .* need a folder"),
-        ({"seeds": []}, "^seeds: got none"),
-        ({"methods": []}, "^methods: got none"),
-        ({"methods": ["fedavg", fedslr.FedAvg()]}, "^methods: got 'fedavg,fedavg', .*each only once"),
+        ({"seeds": []}, "^seeds: got no values"),
+        ({"methods": []}, "^methods: got no values"),
+        ({"methods": ["fedavg", fedslr.FedAvg()]}, "^methods: got 'fedavg,fedavg', .*different values"),
         ({"methods": ["fedavgg"]}, "methods: got \"fedavgg\", no such method; did you mean 'fedavg'"),
         ({"roundz": 3}, "unknown key 'roundz'"),
     ],

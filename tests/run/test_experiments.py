@@ -562,17 +562,29 @@ def test_a_run_that_fails_does_not_stop_the_others(recipe, tmp_path, command):
 
 WRONG = [
     (["compare", "--methods", "fedavg,fedsrl"], "--methods: got \"fedsrl\", no such method; did you mean 'fedslr'?"),
-    (["compare", "--methods", "fedavg,fedavg"], "methods: got 'fedavg,fedavg', expected one or more, each only once"),
-    (["compare", "--methods", ""], "methods: got none"),
+    (
+        ["compare", "--methods", "fedavg,fedavg"],
+        "methods: got 'fedavg,fedavg', expected one or more different values, such as",
+    ),
+    (
+        ["compare", "--methods", ""],
+        "methods: got no values, expected one or more different values, such as fedslr,fedavg",
+    ),
     (["compare", "--seeds", "a"], 'seeds: got "a", expected a whole number from 0 to'),
     (["compare", "--jobs", "0"], "'--jobs': 0 is not in the range x>=1"),
     (["compare", "--pick", "first"], "--pick: got 'first'; known: best, last, late"),
-    (["sweep", "--over", "rank_penalty"], "--over rank_penalty: got none, expected one or more"),
+    (
+        ["sweep", "--over", "rank_penalty"],
+        "--over rank_penalty: got no values, expected one or more different values, such as ",
+    ),
     (["sweep", "--set", "sweep={}"], "--over: got none, expected one or more keys with values"),
     (["sweep", "--over", "rank_penlty=1,2"], "--over rank_penlty: unknown key; did you mean 'rank_penalty'?"),
     (["sweep", "--over", "name=a,b"], "--over name: may be algorithm.name or data.name or model.name; write one"),
-    (["sweep", "--over", "lr=1,1.0"], "--over lr: got '1,1.0', expected one or more, each only once"),
-    (["sweep", "--over", "lr=1", "--over", "lr=1"], "--over lr: got '1,1', expected one or more, each only once"),
+    (["sweep", "--over", "lr=1,1.0"], "--over lr: got '1,1.0', expected one or more different values, such as"),
+    (
+        ["sweep", "--over", "lr=1", "--over", "lr=1"],
+        "--over lr: got '1,1', expected one or more different values, such as",
+    ),
     (["sweep", "--over", "eta_g=1", "--over", "algorithm.eta_g=2"], "--over eta_g: algorithm.eta_g is given twice"),
     (["sweep", "--over", "seed=1,2"], "give several seeds with --seeds"),
     (["compare", "--set", "compare.seeds=[-1]"], "seeds: got -1, expected a whole number from 0 to"),

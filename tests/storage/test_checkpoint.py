@@ -188,7 +188,8 @@ def test_a_full_disk_for_metrics_is_one_line(tmp_path):
     folder._metrics.close()
     folder._metrics = Path("/dev/full").open("ab")  # noqa: SIM115
     with pytest.raises(
-        fedslr.CheckpointError, match="No space left on device; make room on the disk, then continue with --resume"
+        fedslr.CheckpointError,
+        match=r"No space left on device; make room on the disk, then try again \(a run: with --resume\)",
     ):
         folder.append(record.Record(1, 0.1, [0]))
     folder.close()
@@ -312,7 +313,7 @@ def test_when_every_generation_is_damaged_it_says_so(tmp_path):
     run(tmp_path)
     for path in (tmp_path / "checkpoint").glob("server*"):
         path.write_bytes(b"x")
-    with pytest.raises(fedslr.CheckpointError, match=r"every checkpoint in .* is damaged; start again"):
+    with pytest.raises(fedslr.CheckpointError, match=r"every checkpoint in .* is damaged; restore it from a backup"):
         run(tmp_path, resume=True, warn=lambda text: None)
 
 

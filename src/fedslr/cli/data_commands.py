@@ -63,7 +63,7 @@ def fetch(
 
 @app.command()
 def verify(name: Published, root: Root = Path("data")) -> None:
-    """Read all files of a dataset, and report the first one that is missing or damaged."""
+    """Read all files of a dataset, and report a missing or damaged one."""
     downloads.find(name)
     with decoding(), decoded_cache.bypass():
         loaded = DATASETS[name](root)

@@ -245,8 +245,9 @@ def _database(out: Path) -> Database:
     there = (out / FEDERATION_DATABASE).exists()
     database = Database(out) if there else None
     if database is None or not database.exists:
-        why = f"; its start failed: {failure}" if (failure := _failure(out)) else ""
-        raise FedslrError(f"{out}: holds no federation{why}; give the folder of --out of `fedslr federation start`")
+        todo = "name the folder that `fedslr federation start` was given as --out"
+        why = f"its start failed: {failure}" if (failure := _failure(out)) else todo
+        raise FedslrError(f"{out}: holds no federation; {why}")
     return database
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -25,7 +24,7 @@ from fedslr.cli import (
     run_commands,
 )
 from fedslr.cli.display import warn
-from fedslr.core.errors import INTERRUPTED, FedslrWarning, Interrupted, show_traceback
+from fedslr.core.errors import INTERRUPTED, FedslrWarning, Interrupted, file_reason, show_traceback
 from fedslr.core.version import __version__
 from fedslr.engine import distributed
 from fedslr.run.jobs import error_line
@@ -53,19 +52,6 @@ KEYS_BY_OTHER_NAMES = {
     "learning_rate": "lr",
 }
 """The keys of a recipe by the names of options that users expect."""
-WAYS_OUT = {
-    errno.ENOSPC: "make room",
-    errno.EDQUOT: "make room",
-    errno.EACCES: "change its permissions, or choose another path",
-    errno.EPERM: "change its permissions, or choose another path",
-    errno.EROFS: "choose a path that can be written",
-    errno.EEXIST: "choose another path",
-    errno.ENOTDIR: "choose another path",
-    errno.EISDIR: "name a file",
-    errno.ENOENT: "create it, or choose another path",
-    errno.ENAMETOOLONG: "choose a shorter name",
-}
-"""The advice on a failure of the file system."""
 
 
 def _version(asked: bool) -> None:
@@ -137,27 +123,32 @@ def _leave_with(error: Exception) -> None:
     """Print one line about an error and exit; show the traceback of a defect of ours."""
     if isinstance(error, click.ClickException):
         # An error of the parser of the command line, which has its own message and exit code.
-        message = error.format_message()
-        _leave(f"error: {message} ({_advice(error)})" if message else "", error.exit_code)
+        message, change = error.format_message(), _meant_change(error)
+        if change is not None:
+            # The parser suggests options that are spelt alike; the recipe's key is what was meant.
+            message = error.message
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "fedslr"
+        _leave(
+            f"error: {message.rstrip('.')} ({change or f'see {command} --help'})" if message else "", error.exit_code
+        )
     if line := error_line(error):
         show_traceback(error)
         _leave(f"error: {line}", 2)
     if isinstance(error, OSError):
-        todo = WAYS_OUT.get(error.errno or 0, "correct that, then try again")
-        _leave(f"error: {error.filename or 'output'}: {error.strerror or error}; {todo}", 2)
+        _leave(f"error: {error.filename or 'output'}: {file_reason(error)}", 2)
     distributed.claim_last_word()
     raise error
 
 
-def _advice(error: click.ClickException) -> str:
-    """Return what to do about a wrong command line: the recipe's key that an unknown option names, or the help."""
+def _meant_change(error: click.ClickException) -> str | None:
+    """Return the change of the recipe's key that an unknown option names, or None."""
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context and any(p.name == "changes" for p in context.command.params):
         name = error.option_name.lstrip("-").replace("-", "_")
         key = KEYS_BY_OTHER_NAMES.get(name, name)
         if paths_of(key, FedSLR):
             return f"{key} is a key of the recipe: --set {key}={_value_of(error.option_name)}"
-    return f"see {context.command_path if context else 'fedslr'} --help"
+    return None
 
 
 def _value_of(option: str) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedslr.core.errors import StorageError
+from fedslr.core.errors import StorageError, file_reason
 
 Bytes = bytes | memoryview
-MAKE_ROOM = "make room on the disk, then continue with --resume"
 
 
 def sync_folder(folder: Path) -> None:
@@ -36,8 +34,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        room = f"; {MAKE_ROOM}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise StorageError(f"cannot write {path}: {error.strerror or error}{room}") from error
+        raise StorageError(f"cannot write {path}: {file_reason(error)}") from error
 
 
 def write_whole(path: Path, *pieces: Bytes) -> None:

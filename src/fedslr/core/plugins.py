@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,12 +32,24 @@ def is_name(text: str) -> bool:
     return NAME.fullmatch(text) is not None
 
 
-def function(where: str, text: str) -> Callable[..., Any]:
-    """Return the function that a user names as module:function; `where` is the recipe key for errors."""
+def function(where: str, text: str, *arguments: str) -> Callable[..., Any]:
+    """Return the function of some arguments that a user names as module:function; `where` is the recipe's key."""
     found = find(where, text)
-    if not callable(found):
-        raise FedslrError(f"{where}: got '{text}', which is a {type(found).__name__}, expected a function")
+    if not callable(found) or not _takes(found, arguments):
+        kind = f"takes {inspect.signature(found)}" if callable(found) else f"is a {type(found).__name__}"
+        raise FedslrError(f"{where}: got '{text}', which {kind}, expected a function ({', '.join(arguments)})")
     return found  # type: ignore[no-any-return]
+
+
+def _takes(found: Callable[..., Any], arguments: Sequence[str]) -> bool:
+    """Return whether a function can be called with some positional arguments; true if it does not say."""
+    try:
+        inspect.signature(found).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # Some functions of C have no signature.
+        return True
+    return True
 
 
 def find(where: str, text: str) -> Any:

@@ -18,6 +18,9 @@ ARRAY_NAMES = ("x", "y", "x_test", "y_test")
 LABEL_ENCODING = "numpy.searchsorted(names, y) with one sorted list of all class names for all clients"
 """The way to encode class names as integers from 0 that are the same at every client."""
 
+KINDS = {"U": "texts", "O": "Python objects", "f": "floating-point numbers", "M": "dates"}
+"""Words for the types of arrays, by numpy's letters."""
+
 MAX_SPARSE_CLASSES, MAX_CLASSES_PER_LABEL = 100, 20
 """Labels are refused as codes (dates, article numbers) if they imply more classes than the first constant, and more
 classes per occurring label than the second constant: a model with a score for each class would fill the memory."""
@@ -59,6 +62,7 @@ def client_label(index: int, names: Sequence[str] | None) -> str:
 
 def as_tensor(where: str, array: Any, labels: bool = False) -> Tensor:
     """Return a copy of an array of numbers, or of integer class labels, as a tensor; masked entries become NaN."""
+    copy: np.ndarray[Any, Any] | None = None
     try:
         if isinstance(array, Tensor) and not labels:
             return array.detach().clone()
@@ -68,8 +72,13 @@ def as_tensor(where: str, array: Any, labels: bool = False) -> Tensor:
             copy = copy.astype(np.int64, casting="same_kind" if copy.size else "unsafe")
         return torch.from_numpy(copy.astype(copy.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError) as error:
-        kind = f"integer class labels (encode class names by {LABEL_ENCODING})" if labels else "an array of numbers"
-        raise FedslrError(f"{where} is not {kind}: {' '.join(str(error).split())}") from error
+        held = "rows of different shapes" if copy is None else KINDS.get(copy.dtype.kind, f"type {copy.dtype}")
+        expected = "an array of numbers; all its samples need one shape"
+        if labels:
+            expected = (
+                f"integer class labels; convert class names by {LABEL_ENCODING}, and whole numbers by y.astype(int)"
+            )
+        raise FedslrError(f"{where} holds {held}, expected {expected}") from error
 
 
 def require_finite(where: str, x: Tensor) -> None:
@@ -90,8 +99,8 @@ def validate_client(label: str, client: ClientData, input_shape: Sequence[int], 
         lowest, highest = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
         if y.dtype != torch.int64 or y.shape != x.shape[:1] or lowest < 0 or highest >= num_classes:
             raise FedslrError(
-                f"{label}: y{part} holds labels from {lowest} to {highest} of shape {list(y.shape)} and type {y.dtype},"
-                f" expected one label from 0 to {num_classes - 1} of type torch.int64 for each of {len(x)} samples"
+                f"{label}: y{part} has shape {list(y.shape)}, type {y.dtype} and labels from {lowest} to {highest}; "
+                f"expected a label per sample, shape [{len(x)}], torch.int64 and labels from 0 to {num_classes - 1}"
             )
         require_finite(f"{label}: x{part}", x)
 

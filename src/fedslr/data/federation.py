@@ -62,7 +62,7 @@ class Federation:
             if names is not None and (len(names) != count or (unique and len(set(names)) != count)):
                 raise FedslrError(
                     f"{option}: got {len(names)} names, {len(set(names))} of them different; expected {count}"
-                    + (" different names" if unique else " names")
+                    + (" different: a name for every client" if unique else ": a name for every class")
                 )
         in_memory = self.clients if isinstance(self.clients, list | tuple) else [self.clients[0]]
         for i, client in enumerate(in_memory):
@@ -141,8 +141,12 @@ class Federation:
 def _client_data(label: str, arrays: Mapping[str, Any]) -> ClientData:
     """Return one client's arrays as tensors."""
     if not isinstance(arrays, Mapping) or set(arrays) != set(ARRAY_NAMES):
-        found = ", ".join(map(str, arrays)) if isinstance(arrays, Mapping) else type(arrays).__name__
-        raise FedslrError(f"{label}: got {found or 'nothing'}, expected a mapping with {', '.join(ARRAY_NAMES)}")
+        keys = ", ".join(map(str, arrays)) if isinstance(arrays, Mapping) else ""
+        found = f"a mapping with {keys or 'no keys'}" if isinstance(arrays, Mapping) else f"a {type(arrays).__name__}"
+        raise FedslrError(
+            f"{label}: got {found}, expected a mapping with {', '.join(ARRAY_NAMES)} for every client; without test "
+            "data, x_test and y_test are empty lists"
+        )
     x, x_test = (as_tensor(f"{label}: {part}", arrays[part]) for part in ("x", "x_test"))
     y, y_test = (as_tensor(f"{label}: {part}", arrays[part], labels=True) for part in ("y", "y_test"))
     if not x_test.numel() and not y_test.numel():

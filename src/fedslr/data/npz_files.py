@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedslr.core.errors import FedslrError
+from fedslr.core.errors import FedslrError, reason
 from fedslr.data.client_data import ARRAY_NAMES
 from fedslr.data.federation import Federation
 
@@ -24,11 +25,15 @@ def read_npz(path: Path, names: Sequence[str] = ARRAY_NAMES) -> Arrays:
     except FileNotFoundError:
         raise FedslrError(f"{path.absolute()}: does not exist; correct the path") from None
     except Exception as error:
-        reason = "it is a folder without .npz files" if path.is_dir() else " ".join(str(error).split())
-        if "allow_pickle" in reason:
-            reason = "it holds Python objects"
+        why = "it is a folder without .npz files" if path.is_dir() else reason(error).strip("'")
+        why = why.replace("is not a file in the archive", "is missing")
+        if isinstance(error, zipfile.BadZipFile):
+            why = "it is damaged or only partly written"
+        elif "allow_pickle" in why:
+            why = "it holds Python objects, or is no npz file"
         raise FedslrError(
-            f"{path.absolute()}: fedslr cannot read this as an npz file with the arrays {', '.join(names)}: {reason}"
+            f"{path.absolute()}: fedslr cannot read this as an npz file with the arrays {', '.join(names)}: {why}; "
+            "write it with numpy.savez"
         ) from None
 
 

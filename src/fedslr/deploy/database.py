@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedslr.core.durable import MAKE_ROOM, disk_errors, sync_folder, write_whole
-from fedslr.core.errors import CheckpointError, FedslrError
+from fedslr.core.durable import disk_errors, sync_folder, write_whole
+from fedslr.core.errors import MAKE_ROOM, CheckpointError, FedslrError
 from fedslr.core.tree import Tree
 from fedslr.storage.run_folder import FEDERATION_DATABASE
 from fedslr.storage.tree_files import Entry, read_tree, write_tree

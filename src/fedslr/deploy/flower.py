@@ -265,8 +265,8 @@ def _simulated(context: Context, number: int) -> Data:
         whole = build_federation(asked.recipe.data)
         if number >= len(whole.clients):
             raise FedslrError(
-                f"data.clients: Flower simulates node {number}, but the recipe has clients 0 to {len(whole.clients) - 1}; "
-                f"set num-supernodes={len(whole.clients)}"
+                f"data.clients: Flower simulates node {number}, but the recipe has {len(whole.clients)} clients; set "
+                f"num-supernodes={len(whole.clients)}"
             )
         return Federation([whole.clients[number]], classes, whole.name, normalization=whole.normalization)
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedslr.core.durable import disk_errors, write_durably
-from fedslr.core.errors import FedslrError
+from fedslr.core.errors import FedslrError, reason
 
 CERTIFICATE_LIFETIME = datetime.timedelta(days=825)
 """The longest that common software accepts."""
@@ -84,7 +84,7 @@ def registered_key(folder: Path, client: int) -> bytes:
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise FedslrError(f"federation.keys: {path} is no public key: {error}") from None
+        raise FedslrError(f"federation.keys: {path} is no public key: {reason(error)}") from None
     data: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return data
 
@@ -117,7 +117,7 @@ def _name(host: str) -> x509.GeneralName:
 def _refuse_to_overwrite(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise FedslrError(f"{path} is already there; choose another folder, or remove it first")
+            raise FedslrError(f"{path} is already there; choose another path, or remove it first")
 
 
 def _write_secret(path: Path, data: bytes) -> None:

@@ -81,7 +81,7 @@ def require_same_federation(database: Database, asked: Deployment, path: Path) -
     if (kept.options.shape, kept.options.classes) != (asked.options.shape, asked.options.classes):
         changed = "inputs or classes changed"
     if changed:
-        raise FedslrError(f"resume: this is not the run in {path}: {changed}")
+        raise FedslrError(f"resume: this is not the run in {path}: {changed}; choose another folder")
 
 
 def _taken_over(path: Path, patience: float, say: Callable[[str], None]) -> RunFolder:

@@ -175,7 +175,7 @@ def demo(folder: Path, rounds: int | None, resume: bool, say: Callable[[str], No
     if found is not None and not resume:
         raise FedslrError(f"out: {folder} already holds a federation; resume it (--resume) or choose another folder")
     if resume and not run.exists():
-        raise FedslrError(f"resume: {folder} holds no federation to resume")
+        raise FedslrError(f"resume: {folder} holds no federation to resume; leave --resume out to begin one")
     if found is not None:
         text, done = found
         asked = options.from_text(text, changes)

@@ -167,7 +167,9 @@ class NodeStore:
         """Return the page, its facts about the last evaluation, and the personal model."""
         page = self.read()
         if page is None or page.evaluated is None:
-            lack = "is no node's store" if page is None else "has no personal model yet; wait for the first evaluation"
+            lack = "has no personal model yet; wait for the first evaluation"
+            if page is None:
+                lack = "is no node's store; name the folder that `store` in the SuperNode's --node-config names"
             raise FedslrError(f"{self.folder}: {lack}")
         try:
             return page, page.evaluated, self.tree(page.evaluated.personal)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedslr.core.errors import FedslrError
+from fedslr.core.errors import FedslrError, reason
 from fedslr.data.client_data import as_tensor, require_finite
 from fedslr.data.normalization import UNIT
 from fedslr.data.npz_files import read_npz
@@ -26,7 +26,11 @@ def scores(store: Path, x: Tensor) -> Tensor:
     asked = options.from_text(page.recipe)
     if tuple(x.shape[1:]) != asked.options.shape:
         got = "x".join(map(str, x.shape[1:]))
-        raise FedslrError(f"x: inputs are {got or 'single numbers'}, the model takes {asked.options.inputs}")
+        expected = ", ".join(map(str, asked.options.shape))
+        raise FedslrError(
+            f"x: inputs are {got or 'single numbers'}, the model takes {asked.options.inputs}; give an array of shape "
+            f"[samples, {expected}]"
+        )
     _require_kind(x, evaluated.inputs)
     problem = asked.problem()
     first = next(problem.model.parameters())
@@ -37,9 +41,9 @@ def scores(store: Path, x: Tensor) -> Tensor:
         return torch.cat([problem.outputs(held, part).cpu() for part in parts])
     except RuntimeError as error:
         kind = str(x.dtype).removeprefix("torch.")
-        reason = str(error).split("\n")[0]
+        first_line = str(error).split("\n")[0]
         more = "" if shown.is_floating_point() else "; try x.astype('float32')"
-        raise FedslrError(f"x: the model does not take inputs of type {kind}: {reason}{more}") from error
+        raise FedslrError(f"x: the model does not take inputs of type {kind}: {first_line}{more}") from error
 
 
 def _require_kind(x: Tensor, kind: str) -> None:
@@ -69,7 +73,9 @@ def _read_array(path: Path) -> np.ndarray[Any, Any]:
             with path.open("rb") as file:
                 return np.lib.format.read_array(file, allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise FedslrError(f"{path}: cannot be read as an array: {error}") from None
+            raise FedslrError(
+                f"{path}: cannot be read as an array: {reason(error)}; give a file of numpy.save"
+            ) from None
     if path.suffix != ".npz" and path.exists():
         raise FedslrError(f"{path}: got a file of another kind; expected .npy or .npz, as numpy saves arrays")
     return read_npz(path, ("x",))["x"]

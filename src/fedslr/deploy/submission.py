@@ -72,17 +72,18 @@ def submit(folder: Path, connection: str, recipe: str, out: Path, env: Mapping[s
     settings = folder / "run.toml"
     asked = {"recipe": recipe, "out": str(out)}
     settings.write_text("".join(f"{k} = {recipe_text.toml_value(v)}\n" for k, v in asked.items()), "utf-8")
-    told = call([program("flwr"), "run", str(app), connection, "--run-config", str(settings)], env)
+    advice = f"; check that the SuperLink runs, and the connection '{connection}' in config.toml of FLWR_HOME"
+    told = call([program("flwr"), "run", str(app), connection, "--run-config", str(settings)], env, advice)
     found = re.search(r"started run (\d+)", told)
     return found[1] if found else "RUN_ID"
 
 
-def call(command: list[str], env: Mapping[str, str]) -> str:
-    """Return the output of a program; if it fails, raise an error with its output as one line."""
+def call(command: list[str], env: Mapping[str, str], advice: str = "") -> str:
+    """Return the output of a program; if it fails, raise an error with its output as one line, and advice."""
     done = subprocess.run(command, env=dict(env), capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
-        said = " ".join(re.sub("[─-╿]", " ", f"{done.stdout} {done.stderr}").split())
+        said = " ".join(re.sub(r"[─-╿]|\[Errno \d+\]", " ", f"{done.stdout} {done.stderr}").split()).rstrip(".")
         if len(said) > MAX_OUTPUT_LENGTH:
             said = "… " + said[-MAX_OUTPUT_LENGTH:].partition(" ")[2]
-        raise FedslrError(f"{Path(command[0]).name} {command[1]} failed: {said}")
+        raise FedslrError(f"{Path(command[0]).name} {command[1]} failed: {said}{advice}")
     return done.stdout

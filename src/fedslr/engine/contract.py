@@ -44,7 +44,8 @@ def require_storable(where: str, state: Any) -> Any:
 def require_update(made: Any, payload: Payload) -> tuple[Any, Payload]:
     """Refuse what is not (state, upload), and an upload that has another form than the payload."""
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], dict):
-        raise FedslrError("local_update: expected (the client's new state, its upload as a dictionary)")
+        got = "a tuple of other things" if isinstance(made, tuple) else type(made).__name__
+        raise FedslrError(f"local_update: got {got}, expected (the client's new state, its upload as a dictionary)")
     if any(isinstance(x, LowRank) for x in leaves(made[1])):
         raise FedslrError("local_update: the upload has low-rank factors; multiply them out with x.dense()")
     try:

@@ -57,7 +57,9 @@ def _check_outputs(model: nn.Module, x: Tensor, classes: int) -> Tensor:
         out: Tensor = model.eval()(x.clone())
     except Exception as error:
         kind = str(x.dtype).removeprefix("torch.")
-        hint = "" if x.is_floating_point() else "; unless they are codes, give x as floats: x.astype('float32')"
+        hint = f"; its first layer must fit inputs of shape {list(x.shape[1:])}"
+        if not x.is_floating_point():
+            hint = "; unless they are codes, give x as floats: x.astype('float32')"
         raise FedslrError(
             f"model: it does not take inputs of shape {list(x.shape)} and type {kind}: {_first_line(error)}{hint}"
         ) from error

@@ -87,7 +87,10 @@ class Saving:
             return {}
         generation, kept = found
         if generation.rounds > self.settings.rounds:
-            raise FedslrError(f"rounds: got {self.settings.rounds}, but the run already has {generation.rounds}")
+            had = generation.rounds
+            raise FedslrError(
+                f"rounds: got {self.settings.rounds}, but the run already has {had}; ask for {had} or more"
+            )
         for name, before in generation.notes["functions"].items():
             if before != self.functions[name]:
                 self.warn(f"resume: {name} is {self.functions[name]}, but the run began with {before}")

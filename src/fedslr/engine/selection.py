@@ -49,7 +49,7 @@ SELECTIONS: dict[str, Select] = {"uniform": uniform, "bernoulli": bernoulli, "by
 
 def find(name: str) -> Select:
     """The selection of a name: one of the table, or `module:function` of a person's own."""
-    return SELECTIONS.get(name) or plugins.function("selection", name)
+    return SELECTIONS.get(name) or plugins.function("selection", name, "rng", "size", "examples")
 
 
 def draw(select: Select, size: int, examples: Sequence[int], seed: int, round: int) -> list[int]:

@@ -102,7 +102,7 @@ def write(origin: Callable[[], ModelOrigin], target: Path, format: str, purpose:
 def _check_request(target: Path, page: Path, format: str, purpose: str) -> None:
     for name, value, known in (("format", format, tuple(SUFFIXES)), ("for", purpose, PURPOSES)):
         if value not in known:
-            raise FedslrError(f"{name}: got '{value}', expected {', '.join(known)}")
+            raise FedslrError(f"{name}: got '{value}', expected one of {', '.join(known)}")
     if format == "onnx" and not programs.has_onnx():
         packages = ", ".join(programs.ONNX_PACKAGES)
         raise FedslrError(f"format: onnx needs the packages {packages}: pip install 'fedslr[export]'")

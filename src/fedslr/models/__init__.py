@@ -24,7 +24,8 @@ def build(model: str | nn.Module, input_shape: tuple[int, ...], num_classes: int
         torch.manual_seed(seed)
         made = find_model(model)(input_shape, num_classes) if isinstance(model, str) else copy.deepcopy(model)
     if not isinstance(made, nn.Module):
-        raise FedslrError(f"model: got {made!r}, expected an nn.Module or the name of a model")
+        source = f" from {model}" if isinstance(model, str) else ""
+        raise FedslrError(f"model: got {made!r}{source}, expected an nn.Module or the name of a model")
     return made
 
 
@@ -33,7 +34,7 @@ def find_model(name: str) -> ModelFactory:
     if name in MODELS:
         return MODELS[name]
     if plugins.is_name(name):
-        return plugins.function("model.name", name)
+        return plugins.function("model.name", name, "input_shape", "num_classes")
     raise FedslrError(
         f"model.name: got '{name}', no such model; {suggest(name, MODELS)} (or module:function of your own)"
     )

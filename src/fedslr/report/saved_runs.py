@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fedslr.algorithms import naming
 from fedslr.channel import model_size
-from fedslr.core.errors import FedslrError
+from fedslr.core.errors import FedslrError, reason
 from fedslr.core.schema import flatten
 from fedslr.storage import statistics
 from fedslr.storage.record import read_records
@@ -37,7 +37,12 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         return summary, read_records(folder, summary["rounds"])
     except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError) as error:
         path = Path(getattr(error, "filename", None) or path)
-        raise FedslrError(f"{path}: cannot be read: {error}; run again with --resume to write it anew") from None
+        why = _why_unreadable(error)
+        raise FedslrError(f"{path}: cannot be read: {why}; run again with --resume to write it anew") from None
+
+
+def _why_unreadable(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else reason(error)
 
 
 def find_runs(folders: Sequence[Path], unfinished: bool = False) -> list[Run]:
@@ -70,12 +75,12 @@ def _run_folders(folder: Path) -> list[Path]:
 
 def _why_no_runs(folder: Path) -> str:
     if not folder.is_dir():
-        return "no such folder"
+        return "no such folder; correct the path"
     if _run_folders(folder):
-        return "no finished run in it (summary.json is missing)"
+        return "no finished run in it (summary.json is missing); finish its run with --resume"
     if deeper := next(folder.glob("*/*/config.toml"), None):
         return f"no run directly in it, but there are runs in {deeper.parent.parent}; give that folder"
-    return "no run in it (config.toml is missing)"
+    return "no run in it (config.toml is missing); name the folder of a run, or one that holds such folders"
 
 
 def load_run(home: Path) -> Run:
@@ -86,8 +91,9 @@ def load_run(home: Path) -> Run:
         config = flatten(tomllib.loads(recipe))
         _ = config["rounds"], config["algorithm.name"]
     except (OSError, ValueError, KeyError) as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise FedslrError(f"{path}: cannot be read as the recipe of a run: {why}") from None
+        raise FedslrError(
+            f"{path}: cannot be read as the recipe of a run: {_why_unreadable(error)}; restore it"
+        ) from None
     if (home / "summary.json").exists():
         return finished_run(home, recipe, *read_run(home))
     records = read_records(home) if (home / "metrics.jsonl").exists() else []

@@ -71,8 +71,8 @@ def with_seed(recipe: Recipe, seed: int) -> Recipe:
 
 def require_distinct(name: str, values: Sequence[Any], example: str) -> None:
     if not values or any(a == b for a, b in itertools.combinations(values, 2)):
-        got = f"'{','.join(map(str, values))}'" if values else "none"
-        raise FedslrError(f"{name}: got {got}, expected one or more, each only once, such as {example}")
+        got = f"'{','.join(map(str, values))}'" if values else "no values"
+        raise FedslrError(f"{name}: got {got}, expected one or more different values, such as {example}")
 
 
 def require_fresh(jobs: Iterable[SavedJob], resume: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedslr.core import schema
 from fedslr.core.algorithm import Algorithm
-from fedslr.core.errors import FedslrError
+from fedslr.core.errors import FedslrError, reason
 from fedslr.core.group import Group
 from fedslr.core.schema import flatten
 from fedslr.report.saved_runs import read_run
@@ -59,7 +59,7 @@ def require_same_run(path: Path, config: str, algorithm: Algorithm[Any, Any, Any
     except FileNotFoundError:
         raise FedslrError(f"resume: {kept} is missing; restore it, or choose another folder") from None
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or f"it is not valid TOML: {error}"
+        why = reason(error) if isinstance(error, OSError) else f"it is not valid TOML: {error}"
         raise FedslrError(f"resume: {kept} cannot be read: {why}; restore it") from None
     if changed:
         raise FedslrError(f"resume: {path} holds another run: {changed}; choose another folder")

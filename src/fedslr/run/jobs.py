@@ -107,7 +107,9 @@ def run_job(job: AnyJob, notify: Notify, should_stop: Callable[[], bool]) -> Job
 
 def error_line(error: Exception) -> str | None:
     """Return one line for a wrong request, a failure of the machine or of the user's own code; None for a defect."""
-    return str(error) if isinstance(error, FedslrError) else machine_failure(error) or plugins.own_mistake(error)
+    if isinstance(error, FedslrError):
+        return " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", []))])
+    return machine_failure(error) or plugins.own_mistake(error)
 
 
 def run_jobs(

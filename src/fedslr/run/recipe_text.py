@@ -90,7 +90,7 @@ OTHER_TABLES = """
 
 def template(method: str) -> str:
     """Return a recipe with every key, its default and its meaning; keys without a default are comments."""
-    algorithm = naming.find(method, "algorithm.name")
+    algorithm = naming.find(method, "recipe")
     settings = {option.name: option for option in schema.describe(Settings)}
     tables: dict[str, list[schema.Option]] = {
         "": [settings[name] for name in PLAIN],

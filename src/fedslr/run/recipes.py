@@ -227,7 +227,10 @@ def _place(
 
     if not changes or without(None) == mistake:
         return str(path)
-    return f"--set {next((change for change in changes if without(change) != mistake), ' '.join(changes))}"
+    left = {change: without(change) for change in changes}
+    # Without the wrong change all is well. Without one that it builds on, such as the method's name, all is not.
+    cures = [change for change in changes if left[change] is None]
+    return f"--set {next(iter(cures or [c for c in changes if left[c] != mistake]), ' '.join(changes))}"
 
 
 def apply(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from fedslr.core.algorithm import Algorithm
-from fedslr.core.errors import FedslrError
+from fedslr.core.errors import FedslrError, reason
 from fedslr.core.types import Loss
 from fedslr.data import build_federation
 from fedslr.data.described import DescribedFederation, described
@@ -128,7 +128,7 @@ def _recipe(
     except FileNotFoundError:
         raise FedslrError(f"{folder}: no run in it (config.toml is missing); name the folder of a run") from None
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or f"it is not valid TOML: {error}"
+        why = reason(error) if isinstance(error, OSError) else f"it is not valid TOML: {error}"
         raise FedslrError(f"{kept}: cannot be read: {why}; restore it") from None
     if federation is not None:
         table["data"] = {"clients": len(federation.clients)}

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedslr.core.errors import FedslrError, FedslrWarning, suggest
+from fedslr.core.errors import FedslrError, FedslrWarning
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.report import paper_figures
@@ -16,7 +16,7 @@ from fedslr.report.run_facts import run_facts
 from fedslr.report.saved_runs import Run, finished_run
 from fedslr.report.table_formats import html
 from fedslr.run import frames
-from fedslr.run.trained import TrainedModels
+from fedslr.run.trained import TrainedModels, known_clients
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,15 +109,15 @@ class Result(TrainedModels):
 def find_client(text: str, federation: Federation | None = None) -> int:
     """Return the number of a client that a command names by its number, or by its name, which may be a number too."""
     names = list(federation.client_names or ()) if federation else []
+    number = int(text) if text.isdecimal() else None
     named = names.index(text) if text in names else None
-    if text.isdecimal() and (named is None or int(text) < len(names)):
-        if named not in (None, int(text)):
-            chosen = f"--client {text}: taken as a number; the client of that name is client {named}"
-            warnings.warn(chosen, FedslrWarning, stacklevel=2)
-        if federation and int(text) >= len(federation.clients):
-            last = len(federation.clients) - 1
-            raise FedslrError(f"--client: got {text}, expected a whole number from 0 to {last}, or a client's name")
-        return int(text)
-    if named is None:
-        raise FedslrError(f"--client: got '{text}', expected a number, or a client's name; {suggest(text, names)}")
-    return named
+    if number is None or (named is not None and number >= len(names)):
+        number = named
+    if number is None or (federation and number >= len(federation.clients)):
+        known = len(federation.clients) if federation else None
+        got = f"'{text}'" if number is None else text
+        raise FedslrError(f"--client: got {got}, expected {known_clients(text, known, names)}")
+    if named not in (None, number):
+        chosen = f"--client {text}: taken as a number; the client of that name is client {named}"
+        warnings.warn(chosen, FedslrWarning, stacklevel=2)
+    return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -98,8 +99,7 @@ class TrainedModels:
         names, known = list(self.federation.client_names or ()), self._simulation.num_clients
         number = names.index(client) if client in names else client
         if number not in range(known):
-            named = f", or a client's name; {suggest(str(client), names)}" if names else ""
-            raise FedslrError(f"client: got {client!r}, expected a whole number from 0 to {known - 1}{named}")
+            raise FedslrError(f"client: got {client!r}, expected {known_clients(client, known, names)}")
         group = self._simulation.group
         if group.owner(int(number)) != group.rank:
             raise FedslrError(
@@ -111,3 +111,9 @@ class TrainedModels:
         model = copy.deepcopy(self._simulation.problem.model)
         model.load_state_dict(params, strict=False)
         return model.eval()
+
+
+def known_clients(wrong: object, known: int | None, names: Sequence[str]) -> str:
+    """Return the words for the clients that there are; `known` is their count if it is known."""
+    numbers = "a whole number" if known is None else f"a whole number from 0 to {known - 1}"
+    return f"{numbers}, or a client's name; {suggest(str(wrong), names)}" if names else numbers

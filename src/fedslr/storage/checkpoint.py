@@ -178,7 +178,8 @@ class Checkpoints:
             return generation
         if damages:
             raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged; start again with another --out ({damages[0]})"
+                f"every checkpoint in {self.folder} is damaged; restore it from a backup, or repeat the run in another "
+                f"folder: {damages[0]}"
             )
         return None
 

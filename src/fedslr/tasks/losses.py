@@ -12,4 +12,4 @@ LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy}
 
 def find(name: str) -> Loss:
     """Return a built-in loss, or a user's own function by its `module:function`."""
-    return LOSSES.get(name) or plugins.function("loss", name)
+    return LOSSES.get(name) or plugins.function("loss", name, "outputs", "labels")
