@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 class Result(TrainedModels):
-    """The figures, the models and, if one was asked for, the folder of a run.
-
-    Methods that take a client accept its number, or its name if the federation has names.
+    """The figures, the models (see `TrainedModels`) and, if one was asked for, the folder of a run.
 
     Attributes:
         summary: The figures of the run, as `summary.json` holds them.
