@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from rich.console import Console
+from rich.errors import LiveError
 
 import fedslr
 from conftest import make_arrays, mlp
@@ -49,6 +50,17 @@ def test_progress_is_shown_to_a_person_or_on_request(federation, monkeypatch, ca
     assert screen.file.getvalue() == ""
     fedslr.run(fedslr.FedAvg(), federation, mlp(), **OPTIONS)
     assert "round 4/4" in screen.file.getvalue()
+
+
+def test_a_second_display_of_a_terminal_is_left_out(federation, monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
+
+    def refuse(live: Any) -> None:
+        raise LiveError("only one")
+
+    monkeypatch.setattr(screen, "set_live", refuse)
+    monkeypatch.setattr(progress, "err_console", screen)
+    assert fedslr.run(fedslr.FedAvg(), federation, mlp(), **OPTIONS).summary["rounds"] == 4
 
 
 def test_a_notebook_shows_one_output_that_is_replaced(federation, monkeypatch):

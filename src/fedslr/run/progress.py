@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple, Self
 
 from rich.console import Console
+from rich.errors import LiveError
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedslr.report.number_text import format_bytes, percent
@@ -82,15 +84,21 @@ def progress_bars(heading: str = "{task.description} {task.completed}/{task.tota
 class _Live:
     """Progress that is shown inside a `with` block."""
 
+    _started = False
+
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 
     def __enter__(self) -> Self:
-        self.progress.start()
+        # Runs in several threads share a terminal, and older versions of rich show one live display at a time.
+        with contextlib.suppress(LiveError):
+            self.progress.start()
+            self._started = True
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.progress.stop()
+        if self._started:
+            self.progress.stop()
 
 
 class RunDisplay(_Live):
