@@ -22,7 +22,10 @@ from fedslr.core import schema
 from fedslr.run import recipe_text
 
 MARKER = re.compile(r"^% generated: (\w+)(?: ([\w-]+))?$", re.MULTILINE)
-RUNNING = ("load", "Federation", "ClientData", "run", "Settings", "Result", "open_run", "export", "load_exported")
+RUNNING = (
+    *("load", "Federation", "ClientData", "run", "Settings", "Result", "TrainedModels", "compare", "Comparison"),
+    *("open_run", "export", "load_exported", "write_report"),
+)
 WRITING = ("Algorithm", "Problem", "LocalData", "Batch", "Round")
 ALIASES = ("Params", "Payload", "ALGORITHMS", "__version__")
 ERRORS = ("FedslrError", "WireError", "CheckpointError", "Interrupted")

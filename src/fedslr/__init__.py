@@ -47,9 +47,12 @@ from fedslr.core.version import __version__
 from fedslr.data import ClientData, Federation, load
 from fedslr.engine.settings import Settings
 from fedslr.export import export, load_exported
+from fedslr.report.html_report import write_report
 from fedslr.run.api import run
+from fedslr.run.comparison import Comparison, compare
 from fedslr.run.reopen import open_run
 from fedslr.run.result import Result
+from fedslr.run.trained import TrainedModels
 
 __all__ = [
     "ALGORITHMS",
@@ -61,6 +64,7 @@ __all__ = [
     "Batch",
     "CheckpointError",
     "ClientData",
+    "Comparison",
     "Ditto",
     "FedAMP",
     "FedAvg",
@@ -88,11 +92,14 @@ __all__ = [
     "Settings",
     "SparseLowRank",
     "SparseSparse",
+    "TrainedModels",
     "WireError",
     "__version__",
+    "compare",
     "export",
     "load",
     "load_exported",
     "open_run",
     "run",
+    "write_report",
 ]

@@ -10,12 +10,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from fedslr.cli.arguments import AsJson
-from fedslr.cli.display import decoding, err_console, out_console, warn
+from fedslr.cli.display import decoding, out_console, warn
 from fedslr.cli.printing import print_json
 from fedslr.cli.report_commands import save
 from fedslr.data import DATASETS, decoded_cache, downloads, load
 from fedslr.report.label_skew import extremes, label_counts, skew, split_figure
 from fedslr.report.number_text import percent
+from fedslr.run.progress import err_console
 
 app = typer.Typer(help="Download datasets, verify them, and show how they are split.", rich_markup_mode=None)
 Root = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the datasets.")]

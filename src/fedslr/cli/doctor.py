@@ -26,6 +26,7 @@ from fedslr.run.api import run
 EXTRAS = {
     "deploy": ("flwr",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
+    "table": ("pandas", "pyarrow"),
     "track": ("tensorboard", "mlflow", "wandb"),
 }
 """The packages of every extra: pip install 'fedslr[deploy]'."""

@@ -23,26 +23,20 @@ from fedslr.cli.arguments import (
     placed,
     split_words,
 )
-from fedslr.cli.display import Decoding, ManyDisplay, out_console, warn
+from fedslr.cli.display import Decoding, out_console, warn
 from fedslr.cli.printing import print_table
-from fedslr.cli.report_commands import save, table_texts
-from fedslr.core.durable import write_durably
 from fedslr.core.errors import FedslrError, Interrupted
 from fedslr.core.interrupts import stop_on_signal
 from fedslr.core.machine import cores
 from fedslr.data.image_decoding import decoding_progress
 from fedslr.engine import distributed
-from fedslr.report import paper_figures
-from fedslr.report.html_report import write_report
-from fedslr.report.saved_runs import find_runs, unfinished_runs
+from fedslr.report.experiment_files import write_experiment
 from fedslr.run import experiments, recipes, trackers
-from fedslr.run.jobs import Job, JobOutcome, run_jobs
+from fedslr.run.jobs import Job, run_jobs
+from fedslr.run.progress import ExperimentDisplay
 from fedslr.run.recipe_library import find_recipe
 from fedslr.run.recipe_text import paths_of
 from fedslr.storage.locks import lock
-
-MAX_REASONS = 5
-"""Failed runs whose reasons are printed."""
 
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for the runs. Default: runs/RECIPE.")]
 Seeds = Annotated[str | None, typer.Option(metavar="SEED,…", help="Seeds, separated by commas.")]
@@ -167,43 +161,24 @@ def _run_experiment(
         trackers.make(name)
     jobs = [job._replace(track=tuple(track)) for job in jobs]
     experiments.require_fresh(jobs, resume)
-    if (home / "config.toml").exists():
-        raise FedslrError(f"out: {home} is the folder of a single run; choose another")
+    experiments.require_no_run(home)
     with (
         lock(home),
-        ManyDisplay(jobs) as display,
+        ExperimentDisplay({job.name: job.rounds for job in jobs}) as display,
         decoding_progress(Decoding(display.progress)),
-        stop_on_signal(display.warn) as stopped,
+        stop_on_signal(warn) as stopped,
     ):
-        outcomes = run_jobs(jobs, workers, display.show, stopped.__bool__, display.warn)
+        outcomes = run_jobs(jobs, workers, display.show, stopped.__bool__, warn)
     if any(o.interrupted for o in outcomes):
         raise Interrupted(f"stopped; finished rounds are in {home}: go on with the same command and --resume")
     done = [job.folder for job, o in zip(jobs, outcomes, strict=True) if o.error is None]
     if done:
-        _write_results(home, [job.folder for job in jobs], done, pick, clients)
-    _require_success(outcomes)
-
-
-def _write_results(home: Path, asked: Sequence[Path], done: Sequence[Path], pick: str, clients: str) -> None:
-    """Print the table of the finished runs, and write it with the report and a figure."""
-    others = sorted(p.parent for p in home.glob("*/summary.json") if p.parent not in asked)
-    runs = find_runs([*done, *others])
-    table, texts = table_texts(runs, pick, clients, unfinished_runs(sorted(asked)))
-    print_table(table)
-    for format, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
-        write_durably(home / f"table.{suffix}", texts[format].encode())
-    save(paper_figures.accuracy(runs), home / "accuracy.png", quiet=True)
-    write_report([home], home / "report.html", pick, clients)
-    if others:
-        names = ", ".join(p.name for p in others)
-        out_console.print(f"the table also has runs of earlier commands in this folder: {names}", soft_wrap=True)
-    written = "report.html, table.md, table.csv, table.tex, accuracy.png"
-    out_console.print(f"results in {home} ({written})", soft_wrap=True)
-
-
-def _require_success(outcomes: Sequence[JobOutcome]) -> None:
-    failed = [o for o in outcomes if o.error is not None]
-    if failed:
-        reasons = "; ".join(f"{o.job}: {o.error}" for o in failed[:MAX_REASONS])
-        more = f"; and {', '.join(o.job for o in failed[MAX_REASONS:])}" if len(failed) > MAX_REASONS else ""
-        raise FedslrError(f"{len(failed)} of {len(outcomes)} runs failed; {reasons}{more}")
+        table, others = write_experiment(home, [job.folder for job in jobs], done, pick, clients, warn)
+        print_table(table)
+        if others:
+            names = ", ".join(p.name for p in others)
+            out_console.print(f"the table also has runs of earlier commands in this folder: {names}", soft_wrap=True)
+        written = "report.html, table.md, table.csv, table.tex, accuracy.png"
+        out_console.print(f"results in {home} ({written})", soft_wrap=True)
+    if failed := {o.job: o.error for o in outcomes if o.error is not None}:
+        raise FedslrError(experiments.failure_text(failed, len(outcomes)))

@@ -23,11 +23,12 @@ from fedslr.cli import (
     report_commands,
     run_commands,
 )
-from fedslr.cli.display import err_console, warn
+from fedslr.cli.display import warn
 from fedslr.core.errors import INTERRUPTED, FedslrWarning, Interrupted, file_reason, show_traceback
 from fedslr.core.version import __version__
 from fedslr.engine import distributed
 from fedslr.run.jobs import error_line
+from fedslr.run.progress import err_console
 from fedslr.run.recipe_text import paths_of
 
 # Help is plain text; before 0.21 typer escapes brackets for rich in it wherever rich is installed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,17 +10,15 @@ import typer
 from fedslr.cli.arguments import AsJson, Client, Clients, Pick, RunFolders, check_accuracy, require_known, split_words
 from fedslr.cli.display import warn
 from fedslr.cli.printing import print_json, print_table
-from fedslr.core.durable import disk_errors, write_durably
 from fedslr.core.errors import FedslrError
 from fedslr.report import paper_figures
+from fedslr.report.experiment_files import save_figure, table_in, warn_of_few_evaluations
 from fedslr.report.html_report import write_report
 from fedslr.report.live_report import HOST, ReportServer, received_signals
-from fedslr.report.result_tables import Table, columns, result_table
+from fedslr.report.result_tables import columns, result_table
 from fedslr.report.run_groups import group_runs
-from fedslr.report.saved_runs import Run, find_runs, unfinished_runs
-from fedslr.report.table_formats import comma_separated, latex, markdown
+from fedslr.report.saved_runs import find_runs, unfinished_runs
 from fedslr.run.representation import represent
-from fedslr.storage import statistics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,11 +49,12 @@ def show(
     if plot is not None:
         picture_kind(plot, "--plot")
     runs, unfinished = find_runs(folders), unfinished_runs(folders)
-    table, texts = table_texts(runs, pick, clients, unfinished)
+    warn_of_few_evaluations(runs, pick, warn)
+    groups, shown = group_runs(runs, unfinished), columns(pick, clients)
     if format == "text":
-        print_table(table)
+        print_table(result_table(groups, shown))
     else:
-        typer.echo(texts[format], nl=False)
+        typer.echo(table_in(format, groups, shown), nl=False)
     if plot is not None:
         save(paper_figures.accuracy(runs), plot)
     if unfinished:
@@ -146,21 +144,6 @@ def watch(
         server.serve_until(signals)
 
 
-def table_texts(runs: list[Run], pick: str, clients: str, unfinished: list[Run]) -> tuple[Table, dict[str, str]]:
-    """Return the table of some runs, and its text in every format."""
-    least = statistics.LATE_EVALUATIONS
-    few = [run.folder.name for run in runs if pick == "late" and statistics.evaluations(run.records) < least]
-    if few:
-        warn(f"late: fewer than {least} evaluations, so the mean of all, in {', '.join(few)}")
-    groups, shown = group_runs(runs, unfinished), columns(pick, clients)
-    table = result_table(groups, shown)
-    return table, {
-        "markdown": markdown(table),
-        "csv": comma_separated(groups, shown),
-        "latex": latex(table),
-    }
-
-
 def picture_kind(path: Path, option: str) -> str:
     """Return the format of a picture by its file's name."""
     kind = path.suffix.lower().removeprefix(".")
@@ -169,12 +152,8 @@ def picture_kind(path: Path, option: str) -> str:
     return kind
 
 
-def save(figure: Figure, path: Path, quiet: bool = False) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a figure to a file, in the format of its name."""
-    made = io.BytesIO()
-    figure.savefig(made, format=picture_kind(path, "--plot"), dpi=150)
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(path, made.getbuffer())
-    if not quiet:
-        typer.echo(f"drawn to {path}")
+    picture_kind(path, "--plot")
+    save_figure(figure, path)
+    typer.echo(f"drawn to {path}")

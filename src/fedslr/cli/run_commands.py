@@ -14,7 +14,8 @@ from rich.table import Table
 
 from fedslr.algorithms import ALGORITHMS
 from fedslr.cli.arguments import AsJson, Changes, RecipeName, Resume, Track, default_folder
-from fedslr.cli.display import Decoding, Display, out_console
+from fedslr.cli.display import Decoding, out_console
+from fedslr.cli.display import warn as warn_person
 from fedslr.cli.printing import print_json, print_summary
 from fedslr.core import schema
 from fedslr.core.errors import Interrupted
@@ -22,6 +23,7 @@ from fedslr.core.interrupts import stop_on_signal
 from fedslr.data.image_decoding import decoding_progress
 from fedslr.engine import distributed
 from fedslr.run import api, recipe_library, recipe_text, recipes
+from fedslr.run.progress import RunDisplay
 
 
 def run(
@@ -46,14 +48,15 @@ def run(
     if diagnostics:
         request = replace(request, settings=replace(request.settings, diagnostics=True))
     folder = out or default_folder(path) / request.algorithm.name
+    warn = warn_person if group.first else lambda text: None
     with (
-        Display(request.settings.rounds, folder, quiet=not group.first) as display,
+        RunDisplay(request.settings.rounds, folder, quiet=not group.first) as display,
         decoding_progress(Decoding(display.progress)),
-        stop_on_signal(display.warn, ignore_afterwards=distributed.several()) as stopped,
+        stop_on_signal(warn, ignore_afterwards=distributed.several()) as stopped,
     ):
         if resume and group.from_first(lambda: not folder.exists()):
             # A supervisor always starts it with --resume, also after a kill before it had a folder.
-            display.warn(f"resume: {folder} holds no run yet; this is its beginning")
+            warn(f"resume: {folder} holds no run yet; this is its beginning")
             resume = False
         try:
             result = api.run_recipe(
@@ -62,7 +65,7 @@ def run(
                 resume=resume,
                 on_round=display.show,
                 should_stop=stopped.__bool__,
-                warn=display.warn,
+                warn=warn,
                 track=track or (),
             )
         except Interrupted as stop:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -79,6 +80,11 @@ class Federation:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.clients[0].x.shape[1:])
+
+    @cached_property
+    def sizes(self) -> Sequence[tuple[int, int]]:
+        """The numbers of training and of test samples of every client."""
+        return [(len(client.y), len(client.y_test)) for client in self.clients]
 
     def inputs(self, x: Any) -> Tensor:
         """Return a client's `x` or `x_test` as the model receives it.

@@ -183,7 +183,8 @@ def load(name: str = "digits", *, warn: Warn | None = None, **options: Any) -> F
         federation = fedslr.load("digits", clients=20, split="dirichlet", alpha=0.1, seed=0)
         result = fedslr.run(fedslr.FedSLR(), federation, model="cnn", rounds=30)
     """
-    checked = schema.build(DataOptions, {"name": name, "seed": 0, **options}, "data")
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
+    checked = schema.build(DataOptions, {"name": name, "seed": 0, **plain}, "data")
     told: list[str] = []
     federation = build_federation(checked, warn or told.append)
     for text in told:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from fedslr.core import factored
 from fedslr.core.errors import FedslrError
@@ -20,7 +16,7 @@ from fedslr.deploy.accounts import Accounts
 from fedslr.deploy.database import open_database
 from fedslr.deploy.messages import EIGHT_BIT, decode_parts
 from fedslr.deploy.node_store import PAGE, NodeStore
-from fedslr.export.layered_model import DEFAULT_BATCH, ModelOrigin, layered_model
+from fedslr.export.layered_model import DEFAULT_BATCH, ModelOrigin, layered_model, made_up_inputs
 from fedslr.storage.run_folder import FEDERATION_DATABASE
 
 
@@ -91,21 +87,8 @@ def _origin(
         "rounds_left": max(0, recipe.settings.rounds - done),
     }
     return ModelOrigin(
-        layered_model(client, model, params, kept, _inputs(model, (batch, *asked.options.shape))),
+        layered_model(client, model, params, kept, made_up_inputs(model, (batch, *asked.options.shape))),
         about,
         dataclasses.asdict(recipe.algorithm),  # type: ignore[call-overload]
         lambda answers: accuracy,
     )
-
-
-@torch.no_grad()
-def _inputs(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    """Return inputs to compare answers with: random numbers, or zeros as codes for a model that takes codes."""
-    first = next(model.parameters())
-    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(first.device, first.dtype)
-    codes = torch.zeros(shape, dtype=torch.int64, device=first.device)
-    for x in (numbers, codes):
-        with contextlib.suppress(Exception):  # a person's own model that takes neither is refused below
-            model.eval()(x)
-            return x
-    raise FedslrError(f"model: it takes neither numbers nor codes of shape {list(shape)}, so that it cannot be tried")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -23,6 +24,16 @@ CLIENTS_IN_MEMORY = 100
 
 EVALUATION_BATCH = 1024
 """Samples per forward pass of a model that does not train."""
+
+
+class DataOnDemand:
+    """A client's data, read when a method first asks for them; most personal models need none."""
+
+    def __init__(self, read: Callable[[], ShuffledData]) -> None:
+        self._read = functools.cache(read)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._read(), name)
 
 
 class Eager:
@@ -99,7 +110,8 @@ class Eager:
         """Return the personal model of one client."""
         with self.seeded(number, EVALUATION_ROUND):
             client, received = contract.private_copy((member.client, payload))
-            made = self.algorithm.personal_model(self.problem, client, received, self._data(number, EVALUATION_ROUND))
+            data: Any = DataOnDemand(lambda: self._data(number, EVALUATION_ROUND))
+            made = self.algorithm.personal_model(self.problem, client, received, data)
         return contract.require_model("personal_model", made, self.problem.params())
 
     def personal_accuracy(self, cohort: Iterable[Participant]) -> list[float | None]:

@@ -9,11 +9,14 @@ import torch
 from torch import nn
 
 from fedslr.core.types import Params
+from fedslr.data.described import DescribedFederation
 from fedslr.data.federation import Federation
 
 
 def of_data(federation: Federation) -> str:
     """Return the digest of all samples and of how they are prepared."""
+    if isinstance(federation, DescribedFederation):
+        return federation.digest
     digest = hashlib.sha256(repr((federation.normalization, federation.crop_padding)).encode())
     for client in federation.clients:
         for part in (tensor for _, x, y in client.parts() for tensor in (x, y)):

@@ -14,6 +14,7 @@ from fedslr.core.errors import FedslrError
 from fedslr.core.group import Group
 from fedslr.core.problem import Problem
 from fedslr.core.types import Loss
+from fedslr.data.described import DescribedFederation
 from fedslr.data.device_clients import clients_on_device
 from fedslr.data.federation import Federation
 from fedslr.engine import preflight
@@ -72,9 +73,10 @@ def workload(
         torch.cuda.set_device(device)  # kernels and graphs run on the current device
     module = models.build(model, federation.input_shape, federation.num_classes, settings.seed).to(device, dtype)
     loss = loss or losses.find(settings.loss)
-    for warning in preflight.check(module, federation, loss):
-        warn(warning)
-    examples = [len(c.y) for c in federation.clients]
+    if not isinstance(federation, DescribedFederation):
+        for warning in preflight.check(module, federation, loss):
+            warn(warning)
+    examples = [samples for samples, _ in federation.sizes]
     return Workload(
         algorithm=algorithm,
         problem=Problem(module, loss, settings.weight_decay),

@@ -5,6 +5,7 @@ Every layer is the sum of a low-rank part and a remainder, as the method that tr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -20,8 +21,11 @@ from fedslr.core import factored
 from fedslr.core.errors import FedslrError
 from fedslr.core.matrix import LowRank, is_matrix, to_matrix
 from fedslr.core.types import Params, Payload
+from fedslr.data.described import DescribedFederation
+from fedslr.data.federation import Federation
 from fedslr.export.programs import Answers
 from fedslr.models import MODELS
+from fedslr.report.curves import by_client
 from fedslr.run.result import Result
 
 DEFAULT_BATCH = 20
@@ -164,13 +168,32 @@ def model_of_run(result: Result, client: int | None, batch: int = DEFAULT_BATCH)
     else:
         params, kept = result.personal_params(client), result.personal_parts(client)
         model = result.personal_model(client)
-    held = result.federation.clients[client or 0]
+    x = _samples(result.federation, client or 0, model, batch)
+    return layered_model(client, model, params, kept, x)
+
+
+def _samples(federation: Federation, client: int, model: nn.Module, batch: int) -> Tensor:
+    """Return a client's samples to compare answers with."""
+    if isinstance(federation, DescribedFederation):
+        return made_up_inputs(model, (batch, *federation.input_shape))
+    held = federation.clients[client]
     x = held.x_test if len(held.x_test) else held.x
     # A client with fewer samples repeats them.
-    x = result.federation.inputs(x[torch.arange(batch) % len(x)])
-    return layered_model(
-        client, model, params, kept, x.to(next(model.parameters()).dtype) if x.is_floating_point() else x
-    )
+    x = federation.inputs(x[torch.arange(batch) % len(x)])
+    return x.to(next(model.parameters()).dtype) if x.is_floating_point() else x
+
+
+@torch.no_grad()
+def made_up_inputs(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """Return inputs to compare answers with: random numbers, or zeros as codes for a model that takes codes."""
+    first = next(model.parameters())
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(first.device, first.dtype)
+    codes = torch.zeros(shape, dtype=torch.int64, device=first.device)
+    for x in (numbers, codes):
+        with contextlib.suppress(Exception):  # a person's own model that takes neither is refused below
+            model.eval()(x)
+            return x
+    raise FedslrError(f"model: it takes neither numbers nor codes of shape {list(shape)}, so that it cannot be tried")
 
 
 def origin_in_run(result: Result, client: int | None, batch: int) -> ModelOrigin:
@@ -180,6 +203,9 @@ def origin_in_run(result: Result, client: int | None, batch: int) -> ModelOrigin
     def accuracy(answers: Answers) -> tuple[float | None, int]:
         if client is None:
             return result.summary["accuracy"]["global"], 0
+        if isinstance(result.federation, DescribedFederation):
+            last = by_client(result.as_run(), "accuracy_personal_per_client")
+            return last.get(client), result.federation.sizes[client][1]
         held = result.federation.clients[client]
         if not len(held.y_test):
             return None, 0

@@ -34,7 +34,7 @@ def export(
     result: Result,
     path: str | Path,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
     format: str = "safetensors",
     purpose: str = "size",
     batch: int = DEFAULT_BATCH,
@@ -46,7 +46,7 @@ def export(
     Args:
         result: The result of `run` or `open_run`.
         path: The file, which must not exist yet.
-        client: The number of the client.
+        client: The number or the name of the client.
         format: "safetensors", "torch" (torch.export) or "onnx".
         purpose: "size" makes every layer as small as it can be; "speed" gives every layer the form that is fastest for
             a batch of this size on this machine.
@@ -62,7 +62,8 @@ def export(
         made = fedslr.export(result, "client7.onnx", client=7, format="onnx")
         print(made.facts.bytes, made.facts.accuracy)
     """
-    return write(lambda: origin_in_run(result, client, batch), Path(path), format, purpose)
+    number = None if client is None else result.number_of(client)
+    return write(lambda: origin_in_run(result, number, batch), Path(path), format, purpose)
 
 
 def write(origin: Callable[[], ModelOrigin], target: Path, format: str, purpose: str) -> Exported:

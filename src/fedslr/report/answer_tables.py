@@ -40,12 +40,12 @@ def _interval(found: Estimate) -> Cell:
     return NONE if math.isinf(found.half) else (f"{signed(found.low)} to {signed(found.high)}", found.low)
 
 
-def certainty_table(view: View) -> list[Figure]:
-    """Return every method's difference to the best one, paired over seeds; nothing for a single method."""
+def certainty(view: View) -> tuple[Sequence[str], list[Row], str]:
+    """Return titles, rows and caption of every method's difference to the best one; no rows for a single method."""
     column = view.columns["accuracy_personal"]
     known = [(i, g, mean) for i, g, _ in view.numbered() if (mean := column.figures(g.runs)[0]) is not None]
     if len(known) < 2:
-        return []
+        return (), [], ""
     best, rows = max(known, key=lambda one: one[2])[1], []
     for place, group, mean in known:
         found = paired_difference(group, best, column.value)
@@ -63,6 +63,12 @@ def certainty_table(view: View) -> list[Figure]:
     if all(len(group.runs) == 1 for _, group, _ in known):
         caption = f"Every method ran with one seed, and {ONE_SEED}: another split or start may reverse the order. "
         caption += "Run every method with several seeds, for example --seeds 0,1,2."
+    return titles, rows, caption
+
+
+def certainty_table(view: View) -> list[Figure]:
+    """Return every method's difference to the best one, paired over seeds; nothing for a single method."""
+    titles, rows, caption = certainty(view)
     return _answer("Which method is best, and how certain is it?", caption, titles, rows)
 
 

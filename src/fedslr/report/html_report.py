@@ -86,7 +86,23 @@ def _page_part(name: str) -> str:
     return files("fedslr.report").joinpath(name).read_text("utf-8")
 
 
-def write_report(folders: Sequence[Path], out: Path, pick: str = "last", clients: str = "all") -> None:
-    """Write the report of all runs in some folders; `pick` and `clients` choose its accuracies as in `columns`."""
-    runs = find_runs(folders, unfinished=True)
-    write_durably(out, report_page(runs, pick=pick, clients=clients).encode())
+def write_report(
+    folders: str | Path | Sequence[str | Path], out: str | Path, pick: str = "last", clients: str = "all"
+) -> None:
+    """Write the HTML report of runs to one file.
+
+    Args:
+        folders: One or more folders of runs, or folders that hold such folders. The runs may be unfinished.
+        out: The file.
+        pick: The accuracy of the "last", the "best" or the "late" (last five) evaluations.
+        clients: The accuracy over "all" clients or over those "sampled" in that round.
+
+    Raises:
+        FedslrError: A folder holds no run.
+
+    Example:
+        fedslr.write_report(["runs/one", "runs/two"], "report.html")
+    """
+    listed = [folders] if isinstance(folders, str | Path) else folders
+    runs = find_runs([Path(folder) for folder in listed], unfinished=True)
+    write_durably(Path(out), report_page(runs, pick=pick, clients=clients).encode())

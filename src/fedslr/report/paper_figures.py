@@ -15,6 +15,7 @@ from fedslr.report import curves
 from fedslr.report.colours import PALETTE, Look, looks
 from fedslr.report.label_section import LABEL_COLOURS
 from fedslr.report.line_chart import set_apart
+from fedslr.report.number_text import format_count
 from fedslr.report.run_groups import Group
 from fedslr.report.saved_runs import Run
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MARKERS = ("", "s", "D", "^", "v")
 ALARM_COLOUR = "#B3261E"
+DENSE_COLOUR = "#8A8A8A"
 MAX_TICKED_VALUES = 8
 """A hyperparameter with more values does not have a tick for each."""
 MAX_LEVEL_LETTERS = 12
@@ -48,9 +50,9 @@ class Options(NamedTuple):
 
 
 def _canvas(width: float, height: float, *shape: int) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure  # imported late: it takes a second
+    from fedslr.report.shown_figure import ShownFigure  # imported late: matplotlib takes a second
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = ShownFigure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(*shape)
 
 
@@ -112,14 +114,28 @@ def _style(look: Look, points: int, dashed: bool = False) -> dict[str, Any]:
 
 
 def _groups(runs: Sequence[Run]) -> list[tuple[Group, Look]]:
-    groups = curves.ranked_groups(runs)
+    return _looks(curves.ranked_groups(runs))
+
+
+def _looks(groups: Sequence[Group]) -> list[tuple[Group, Look]]:
     return list(zip(groups, looks([g.name for g in groups]), strict=True))
 
 
 def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
     """Draw accuracy over rounds: personal models as full lines, global models dashed, bands over seeds."""
+    return accuracy_of(curves.ranked_groups(runs))
+
+
+def accuracy_of(groups: Sequence[Group]) -> Figure:
+    """Draw the accuracy of groups of runs over rounds."""
     figure, axes = _canvas(5.8, 4.2)
-    for group, look in _groups(runs):
+    _accuracy_lines(axes, groups)
+    _name_ends(figure, axes)
+    return figure
+
+
+def _accuracy_lines(axes: Axes, groups: Sequence[Group]) -> None:
+    for group, look in _looks(groups):
         models = curves.models(group)
         for model in models:
             found = curves.evaluations(group, f"accuracy_{model}")
@@ -136,7 +152,26 @@ def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
     if lowest is not None:
         axes.set_ylim(lowest - 0.5, min(axes.get_ylim()[1], 100.5))
     _by_round(axes, "accuracy, mean over clients (%)")
-    _name_ends(figure, axes)
+
+
+def one_run(run: Run) -> Figure:
+    """Draw the accuracy and the parameters of one run over rounds: personal models full, the global model dashed."""
+    figure, (left, right) = _canvas(9, 3.8, 1, 2)
+    ((group, look),) = _groups([run])
+    _accuracy_lines(left, [group])
+    sized = [r for r in run.records if r.get("parameters_personal")]
+    rounds = [r["round"] for r in sized]
+    own, shared = [fmean(r["parameters_personal"]) for r in sized], [r["parameters_global"] for r in sized]
+    right.plot(rounds, own, label="personal", **_style(look, len(sized)))
+    if any(shared) and shared != own:
+        right.plot(rounds, shared, label="global", **_style(look, len(sized), dashed=True))
+    right.axhline(run.summary["parameters"]["dense"], color=DENSE_COLOUR, linewidth=1, label="dense")
+    _by_round(right, "parameters of a model")
+    right.yaxis.set_major_formatter(lambda value, place: format_count(value))
+    _from_zero(right)
+    for axes in (left, right):
+        if len(axes.lines) > 1:
+            axes.legend(frameon=False, fontsize="small")
     return figure
 
 

@@ -70,10 +70,12 @@ class ModelView(NamedTuple):
 class View:
     """Groups of runs, each with its look; `pick` and `clients` choose the accuracies of its tables as in `columns`."""
 
-    def __init__(self, runs: Sequence[Run], pick: str = "last", clients: str = "all") -> None:
+    def __init__(
+        self, runs: Sequence[Run], pick: str = "last", clients: str = "all", groups: Sequence[Group] | None = None
+    ) -> None:
         self.runs, self.pick, self.clients = list(runs), pick, clients
         self.columns = {column.key: column for column in columns(pick, clients)}
-        self.groups = curves.ranked_groups(runs)
+        self.groups = curves.ranked_groups(runs) if groups is None else list(groups)
         self.looks = looks([g.name for g in self.groups])
         self.several = len(self.groups) > 1
 

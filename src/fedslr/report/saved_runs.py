@@ -95,11 +95,15 @@ def load_run(home: Path) -> Run:
             f"{path}: cannot be read as the recipe of a run: {_why_unreadable(error)}; restore it"
         ) from None
     if (home / "summary.json").exists():
-        summary, records = read_run(home)
-        given = {f"given.{name}": str(text) for name, text in summary.get("given", {}).items()}
-        return Run(home, config | given, summary, records, recipe)
+        return finished_run(home, recipe, *read_run(home))
     records = read_records(home) if (home / "metrics.jsonl").exists() else []
     return Run(home, config, summary_so_far(config, records), records, recipe, finished=False)
+
+
+def finished_run(home: Path, recipe: str, summary: dict[str, Any], records: list[dict[str, Any]]) -> Run:
+    """Return a finished run, given the text of its config.toml, its summary and its records."""
+    given = {f"given.{name}": str(text) for name, text in summary.get("given", {}).items()}
+    return Run(home, flatten(tomllib.loads(recipe)) | given, summary, records, recipe)
 
 
 def summary_so_far(config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

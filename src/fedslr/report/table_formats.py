@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from markupsafe import Markup
 
 from fedslr.report.result_tables import Column, Table
 from fedslr.report.run_groups import Group
+from fedslr.report.svg_axes import html_table, tag
+
+
+def text(made: Table) -> str:
+    """Return a table as aligned lines: labels on the left, figures on the right of their columns."""
+    lines = [made.titles, *made.rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = [str.ljust] * made.labels + [str.rjust] * (len(widths) - made.labels)
+    cells = [[side(c, w) for side, c, w in zip(sides, line, widths, strict=True)] for line in lines]
+    return "".join("  ".join(line).rstrip() + "\n" for line in cells)
+
+
+def html(made: Table, caption: str | None = None) -> str:
+    """Return a table as HTML without scripts, for notebooks."""
+
+    def cells(kind: str, row: Sequence[str]) -> list[Markup]:
+        return [tag(kind, cell, style="text-align: left" if i < made.labels else None) for i, cell in enumerate(row)]
+
+    head = cells("th", made.titles) if any(made.titles) else []
+    return str(html_table(head, [tag("tr", *cells("td", row)) for row in made.rows], caption))
 
 
 def markdown(made: Table) -> str:
@@ -48,3 +70,11 @@ def comma_separated(groups: Sequence[Group], figures: Sequence[Column]) -> str:
             cells += ["" if v is None else v for v in column.figures(one.runs)]
         writer.writerow([*one.labels.values(), len(one.runs), *cells])
     return out.getvalue()
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "text": text,
+    "markdown": markdown,
+    "latex": latex,
+}
+"""The formats of any table; CSV has plain numbers, which need the groups."""

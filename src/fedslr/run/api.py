@@ -16,6 +16,7 @@ from fedslr.algorithms import naming
 from fedslr.core import schema
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError
+from fedslr.core.group import Group
 from fedslr.core.types import Loss
 from fedslr.data import build_federation
 from fedslr.data.federation import Federation
@@ -23,11 +24,10 @@ from fedslr.engine import distributed
 from fedslr.engine.settings import CUSTOM, DTYPES, Settings
 from fedslr.engine.setup import require_possible
 from fedslr.models import MODELS
-from fedslr.run.execution import RunRequest, execute
+from fedslr.run.execution import OnRound, RunRequest, execute
 from fedslr.run.recipe_text import dump
 from fedslr.run.recipes import Recipe
 from fedslr.run.result import Result
-from fedslr.storage.record import Record
 
 
 def run(
@@ -38,10 +38,11 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     loss: Loss | str = cross_entropy,
-    on_round: Callable[[Record], None] | None = None,
+    on_round: OnRound | None = None,
     should_stop: Callable[[], bool] | None = None,
     warn: Callable[[str], None] | None = None,
     track: Sequence[str] = (),
+    progress: bool | None = None,
     **settings: Any,
 ) -> Result:
     """Train a federation and return its models and figures.
@@ -56,10 +57,13 @@ def run(
         out: The folder of the run. Without one nothing is written, and the run cannot be resumed.
         resume: Whether to go on with the run in `out`.
         loss: The name of a loss, or a function of a batch's outputs and labels that returns their mean loss.
-        on_round: Called with the record of every finished round.
+        on_round: Called with the record of every finished round. A function with two required arguments also receives
+            the run's `TrainedModels`, such as `on_round(record, run)` with `run.personal_params(3)`.
         should_stop: Asked after every round; if it returns true, the run saves and raises `Interrupted`. Without it,
             ctrl-C ends a run that has a folder after its current round.
         warn: Called with every warning; by default warnings go through Python's `warnings`.
+        progress: Whether to show the round, the accuracies and the time left; by default if the output goes to a
+            terminal or a notebook. Elsewhere, True prints a line per evaluation.
         track: The trackers that receive every round: tensorboard, mlflow, wandb.
         **settings: The fields of `fedslr.Settings`, such as rounds, clients_per_round, lr, batch_size, epochs, seed,
             device and dtype. `selection` may be a function, see `fedslr.engine.selection`.
@@ -75,6 +79,31 @@ def run(
         federation = fedslr.load("digits", clients=20)
         result = fedslr.run(fedslr.FedSLR(), federation, model="cnn", rounds=30, clients_per_round=5)
     """
+    group = distributed.join()
+    request = checked_request(algorithm, federation, model, group, loss=loss, **settings)
+    request = replace(
+        request,
+        out=None if out is None else Path(out),
+        resume=resume,
+        on_round=on_round,
+        should_stop=should_stop,
+        track=track,
+        progress=progress,
+        warn=warn or (lambda text: warnings.warn(text, stacklevel=3)),
+    )
+    return execute(request, group)
+
+
+def checked_request(
+    algorithm: Algorithm[Any, Any, Any],
+    federation: Federation,
+    model: str | nn.Module,
+    group: Group,
+    *,
+    loss: Loss | str = cross_entropy,
+    **settings: Any,
+) -> RunRequest:
+    """Return a run that was asked for in Python; refuse a wrong request before anything is trained."""
     if not isinstance(algorithm, Algorithm) or not isinstance(federation, Federation):
         got = f"{algorithm!r} and a {type(federation).__name__}"
         raise FedslrError(f"run: got {got}, expected a method such as fedslr.FedSLR() and a federation of fedslr.load")
@@ -82,10 +111,9 @@ def run(
     selection = settings.get("selection")
     named_loss = "cross_entropy" if loss is cross_entropy else loss
     checked = schema.build(Settings, _plain({**settings, "loss": named_loss})).with_resolved_precision()
-    group = distributed.join()
     require_possible(checked, algorithm, group)
     table = dict(federation.options or {"name": federation.name, "clients": len(federation.clients)})
-    request = RunRequest(
+    return RunRequest(
         algorithm=algorithm,
         federation=federation,
         model=model,
@@ -93,14 +121,7 @@ def run(
         config=dump(checked, algorithm, table, {"name": _model_name(model)}),
         loss=None if isinstance(named_loss, str) else named_loss,
         select=selection if callable(selection) else None,
-        out=None if out is None else Path(out),
-        resume=resume,
-        on_round=on_round,
-        should_stop=should_stop,
-        track=track,
-        warn=warn or (lambda text: warnings.warn(text, stacklevel=3)),
     )
-    return execute(request, group)
 
 
 def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None = None, **options: Any) -> Result:

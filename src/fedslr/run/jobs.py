@@ -12,37 +12,63 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from fedslr.core import plugins
+from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError, Interrupted, show_traceback
 from fedslr.core.interrupts import STOP_SIGNALS
 from fedslr.core.machine import cores, machine_failure
 from fedslr.data import decode_to_cache
 from fedslr.run import api
+from fedslr.run.progress import JobProgress
 from fedslr.run.recipes import Recipe
 from fedslr.storage.record import Record
 
 
-class Job(NamedTuple):
+class AnyJob(Protocol):
     """One run of an experiment."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    def run(self, **hooks: Any) -> None:
+        """Train, or go on with the run in the folder; `hooks` are fields of `RunRequest`."""
+
+
+class Job(NamedTuple):
+    """A job that a recipe describes."""
 
     name: str
     recipe: Recipe
     folder: Path
     track: tuple[str, ...] = ()
 
+    @property
+    def run_folder(self) -> Path:
+        return self.folder
 
-class JobProgress(NamedTuple):
-    """A finished round of a running job."""
+    @property
+    def rounds(self) -> int:
+        return self.recipe.settings.rounds
 
-    job: str
-    round: int
-    accuracy_global: float | None
-    accuracy_personal: float | None
+    @property
+    def config(self) -> str:
+        return replace(self.recipe, settings=self.recipe.settings.with_resolved_precision()).to_toml()
+
+    @property
+    def algorithm(self) -> Algorithm[Any, Any, Any]:
+        return self.recipe.algorithm
+
+    def run(self, **hooks: Any) -> None:
+        api.run_recipe(self.recipe, self.folder, resume=self.folder.exists(), track=self.track, **hooks)
 
 
 class JobWarning(NamedTuple):
@@ -63,22 +89,14 @@ class JobOutcome(NamedTuple):
 Notify = Callable[[JobProgress | JobWarning], None]
 
 
-def run_job(job: Job, notify: Notify, should_stop: Callable[[], bool]) -> JobOutcome:
+def run_job(job: AnyJob, notify: Notify, should_stop: Callable[[], bool]) -> JobOutcome:
     """Run one job, or the rounds that are left of it."""
 
     def on_round(record: Record) -> None:
         notify(JobProgress(job.name, record.round, record.accuracy_global, record.accuracy_personal))
 
     try:
-        api.run_recipe(
-            job.recipe,
-            job.folder,
-            resume=job.folder.exists(),
-            on_round=on_round,
-            should_stop=should_stop,
-            warn=lambda text: notify(JobWarning(job.name, text)),
-            track=job.track,
-        )
+        job.run(on_round=on_round, should_stop=should_stop, warn=lambda text: notify(JobWarning(job.name, text)))
     except Interrupted:
         return JobOutcome(job.name, interrupted=True)
     except Exception as error:
@@ -95,7 +113,7 @@ def error_line(error: Exception) -> str | None:
 
 
 def run_jobs(
-    jobs: Sequence[Job],
+    jobs: Sequence[AnyJob],
     workers: int,
     on_progress: Callable[[JobProgress], None],
     should_stop: Callable[[], bool],
@@ -112,7 +130,8 @@ def run_jobs(
             warn(f"{message.job}: {message.text}")
 
     if workers > 1 and len(jobs) > 1:
-        for data in {(job.recipe.data.name, job.recipe.data.root): job.recipe.data for job in jobs}.values():
+        options = [job.recipe.data for job in jobs if isinstance(job, Job)]
+        for data in {(data.name, data.root): data for data in options}.values():
             with contextlib.suppress(FedslrError):  # The jobs report it.
                 decode_to_cache(data)
         return _run_in_workers(jobs, min(workers, len(jobs)), notify, should_stop)
@@ -145,12 +164,12 @@ def _exit_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _work(job: Job) -> JobOutcome:
+def _work(job: AnyJob) -> JobOutcome:
     return JobOutcome(job.name, interrupted=True) if _stop.is_set() else run_job(job, _messages.put, _stop.is_set)
 
 
 def _run_in_workers(
-    jobs: Sequence[Job], workers: int, notify: Notify, should_stop: Callable[[], bool]
+    jobs: Sequence[AnyJob], workers: int, notify: Notify, should_stop: Callable[[], bool]
 ) -> list[JobOutcome]:
     """Run jobs in processes of their own, several at once."""
     # Forking a process that has used torch's threads can deadlock.
@@ -195,7 +214,7 @@ def _pass_on(messages: Any, notify: Notify) -> None:
             notify(messages.get_nowait())
 
 
-def _outcome(job: Job, future: Future[JobOutcome]) -> JobOutcome:
+def _outcome(job: AnyJob, future: Future[JobOutcome]) -> JobOutcome:
     try:
         return future.result()
     except BrokenProcessPool:

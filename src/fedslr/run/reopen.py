@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError, reason
 from fedslr.core.types import Loss
 from fedslr.data import build_federation
+from fedslr.data.described import DescribedFederation, described
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.engine.settings import CUSTOM, Settings
@@ -39,12 +41,14 @@ def open_run(
 ) -> Result:
     """Return the result of the run in a folder, from its newest checkpoint. The folder is not changed.
 
-    Data, model and method are made again from `config.toml`. A federation, model, method or loss that `run` was given
-    and that a recipe cannot name has to be given here too. A client's state is read when it is asked for.
+    Data, model and method are made again from `config.toml`. A model, method or loss that `run` was given and that a
+    recipe cannot name has to be given here too. A client's state is read when it is asked for.
 
     Args:
         path: The folder of the run.
-        federation: The clients' data, if they do not come from a dataset that a recipe can name.
+        federation: The clients' data, if they do not come from a dataset that a recipe can name. Most models need none:
+            the folder keeps shapes and names. Personal models that are made from the client's samples, such as those of
+            Per-FedAvg and IFCA, ask for them.
         model: The network, if a recipe cannot name it. Its weights do not matter.
         algorithm: The method, if a recipe cannot name it, with the hyperparameters of the run.
         device: The device that the models are put on.
@@ -60,7 +64,9 @@ def open_run(
     """
     folder = Path(path)
     warn = warn or (lambda text: warnings.warn(text, stacklevel=3))
-    recipe = _recipe(folder, federation, model, algorithm, loss, warn)
+    kept = _described(folder)
+    known = kept if federation is None and kept is not None and kept.options is None else federation
+    recipe = _recipe(folder, known, model, algorithm, loss, warn)
     # Decoding the data can take long; a missing checkpoint is reported before.
     require_checkpoint(folder)
     # This machine may lack the engine or the precision that the run was trained with; its models do not need them.
@@ -73,18 +79,38 @@ def open_run(
         memory_budget=None,
         diagnostics=False,
     )
-    data = federation or build_federation(recipe.data)
+    data = known or _loaded(recipe, kept, warn)
     simulation = Simulation(recipe.algorithm, data, model or recipe.model.name, settings, loss=loss, warn=warn)
     simulation.load_models(folder)
-    rerunnable = federation is None and model is None and algorithm is None and loss is None
+    rerunnable = known is None and model is None and algorithm is None and loss is None
+    text = (folder / "config.toml").read_text("utf-8")
     if (folder / "summary.json").exists():
         summary, records = read_run(folder)
         if summary["rounds"] == simulation.state.done:
-            return Result(simulation, records, summary, folder)
+            return Result(simulation, records, summary, text, folder)
         # The newest checkpoint cannot be read, and an older one was.
         rerunnable = summary["rerunnable"]
     records = read_records(folder)[: simulation.state.done]
-    return Result(simulation, records, summarize(figures(simulation), records, rerunnable), folder)
+    return Result(simulation, records, summarize(figures(simulation), records, rerunnable), text, folder)
+
+
+def _described(folder: Path) -> DescribedFederation | None:
+    """Return the federation that the folder describes; runs of earlier versions describe none."""
+    try:
+        return described(json.loads((folder / "labels.json").read_text("utf-8"))["data"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _loaded(recipe: Recipe, kept: DescribedFederation | None, warn: Callable[[str], None]) -> Federation:
+    """Return the data that a recipe names; without them, their description in the folder, if it has one."""
+    try:
+        return build_federation(recipe.data)
+    except FedslrError as error:
+        if kept is None:
+            raise
+        warn(f"{error}; the run is opened without its data, which its models do not need")
+        return kept
 
 
 def _recipe(

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-
-from fedslr.core import factored
-from fedslr.core.algorithm import Algorithm
-from fedslr.core.errors import FedslrError, FedslrWarning, suggest
-from fedslr.core.types import Params, Payload
+from fedslr.core.errors import FedslrError, FedslrWarning
 from fedslr.data.federation import Federation
-from fedslr.engine import contract
 from fedslr.engine.rounds import Simulation
+from fedslr.report import paper_figures
 from fedslr.report.number_text import percent
+from fedslr.report.result_tables import Table
+from fedslr.report.run_facts import run_facts
+from fedslr.report.saved_runs import Run, finished_run
+from fedslr.report.table_formats import html
+from fedslr.run import frames
+from fedslr.run.trained import TrainedModels, known_clients
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 
-class Result:
-    """The figures, the models and, if one was asked for, the folder of a run.
-
-    Methods that take a client accept its number, or its name if the federation has names.
+class Result(TrainedModels):
+    """The figures, the models (see `TrainedModels`) and, if one was asked for, the folder of a run.
 
     Attributes:
         summary: The figures of the run, as `summary.json` holds them.
         records: A dictionary per round, as the lines of `metrics.jsonl` hold them.
+        recipe: The settings of the run, as the text of `config.toml`.
         out: The folder of the run, or None.
     """
 
@@ -36,96 +38,70 @@ class Result:
         simulation: Simulation,
         records: list[dict[str, Any]],
         summary: dict[str, Any],
+        recipe: str,
         out: Path | None = None,
     ) -> None:
-        self._simulation = simulation
+        super().__init__(simulation)
         self.records = records
         self.summary = summary
+        self.recipe = recipe
         self.out = simulation.folder.path if simulation.folder else out
 
     def __repr__(self) -> str:
-        accuracy, s = self.summary["accuracy"], self.summary
+        accuracy = self.summary["accuracy"]
         return (
-            f"<{s['algorithm']} on {s['dataset']}, {s['rounds']} rounds: "
+            f"<{self._title()}: "
             f"personal models {percent(accuracy['personal'])}, global model {percent(accuracy['global'])}>"
         )
 
-    @property
-    def algorithm(self) -> Algorithm[Any, Any, Any]:
-        """The method of the run."""
-        return self._simulation.algorithm
+    def _title(self) -> str:
+        return f"{self.summary['algorithm']} on {self.summary['dataset']}, {self.summary['rounds']} rounds"
 
-    @property
-    def federation(self) -> Federation:
-        """The clients' data."""
-        return self._simulation.federation
+    def _repr_html_(self) -> str:
+        """Return the main figures as a table for notebooks."""
+        width = self._simulation.settings.torch_dtype().itemsize
+        rows = [list(row) for row in run_facts(self.summary, self.records, width)]
+        return html(Table(["", "", ""], rows, 1), self._title())
 
-    @property
-    def has_global_model(self) -> bool:
-        """Whether the method has a global model."""
-        return self.algorithm.has_global_model
+    def to_frame(self) -> DataFrame:
+        """Return the figures of every round as a pandas table with one row per round.
 
-    @property
-    def rounds_left(self) -> int:
-        """The rounds that the run was stopped before; 0 if it is finished."""
-        return max(0, self._simulation.settings.rounds - self._simulation.state.done)
-
-    @property
-    def global_params(self) -> Params:
-        """The dense parameters of the global model; for a method without one, those that the server holds."""
-        state = self._simulation.state
-        shared = state.global_model()
-        return dict(contract.private_copy(factored.multiply_out(state.delivery.shared()) if shared is None else shared))
-
-    def personal_params(self, client: int | str) -> dict[str, Tensor]:
-        """Return the dense parameters of one client's personal model."""
-        return dict(contract.private_copy(self._simulation.personal_params(self.number_of(client))))
-
-    def global_parts(self) -> Payload:
-        """Return the global model as the server holds it: factors where the method has them."""
-        return self._simulation.state.delivery.shared()
-
-    def personal_parts(self, client: int | str) -> Payload:
-        """Return the personal model as the client stores it: factors, a sparse part or dense parameters."""
-        number, state = self.number_of(client), self._simulation.state
-        member = state.roster.member(number)
-        return self.algorithm.deployed(member.client, state.delivery.compact(number, member))
-
-    def global_model(self) -> nn.Module:
-        """Return the global model, ready to use.
+        The columns are those fields of `records` that belong to no single client. Rounds without an evaluation have no
+        accuracies and no sizes. `parameters_personal` is the mean over clients and `rank` the sum over layers.
 
         Raises:
-            FedslrError: The method has no global model.
+            FedslrError: pandas is not installed.
+
+        Example:
+            result.to_frame()["accuracy_personal"].dropna().plot()
         """
-        if not self.has_global_model:
-            raise FedslrError(f"{self.algorithm.name} has no global model; expected personal_model(client)")
-        return self._with_params(self.global_params)
+        return frames.rounds_frame(self.records)
 
-    def personal_model(self, client: int | str) -> nn.Module:
-        """Return one client's personal model, ready to use."""
-        return self._with_params(self.personal_params(client))
+    def clients_frame(self) -> DataFrame:
+        """Return a pandas table with one row per client.
 
-    def number_of(self, client: int | str) -> int:
-        """Return the number of a client that is given by its number or its name.
+        The columns are its name, its training samples, the accuracy of the global and of its personal model, and the
+        parameters of its personal model, all of the last evaluation.
 
         Raises:
-            FedslrError: There is no such client, or another process of this run holds it.
-        """
-        names, known = list(self.federation.client_names or ()), self._simulation.num_clients
-        number = names.index(client) if client in names else client
-        if number not in range(known):
-            raise FedslrError(f"client: got {client!r}, expected {_known_clients(client, known, names)}")
-        group = self._simulation.group
-        if group.owner(int(number)) != group.rank:
-            raise FedslrError(
-                f"client: {client} belongs to rank {group.owner(int(number))}; call this function in that process"
-            )
-        return int(number)
+            FedslrError: pandas is not installed.
 
-    def _with_params(self, params: Params) -> nn.Module:
-        model = copy.deepcopy(self._simulation.problem.model)
-        model.load_state_dict(params, strict=False)
-        return model.eval()
+        Example:
+            result.clients_frame().sort_values("accuracy_personal").head()
+        """
+        return frames.clients_frame(self.as_run(), self._simulation.examples, self.federation.client_names)
+
+    def plot(self) -> Figure:
+        """Return a matplotlib figure of the accuracy and the model sizes over rounds.
+
+        Example:
+            result.plot().savefig("fedslr.pdf")
+        """
+        return paper_figures.one_run(self.as_run())
+
+    def as_run(self) -> Run:
+        """Return this result as tables and figures read it from a folder."""
+        return finished_run(self.out or Path(self.summary["algorithm"]), self.recipe, self.summary, self.records)
 
 
 def find_client(text: str, federation: Federation | None = None) -> int:
@@ -138,14 +114,8 @@ def find_client(text: str, federation: Federation | None = None) -> int:
     if number is None or (federation and number >= len(federation.clients)):
         known = len(federation.clients) if federation else None
         got = f"'{text}'" if number is None else text
-        raise FedslrError(f"--client: got {got}, expected {_known_clients(text, known, names)}")
+        raise FedslrError(f"--client: got {got}, expected {known_clients(text, known, names)}")
     if named not in (None, number):
         chosen = f"--client {text}: taken as a number; the client of that name is client {named}"
         warnings.warn(chosen, FedslrWarning, stacklevel=2)
     return number
-
-
-def _known_clients(wrong: object, known: int | None, names: Sequence[str]) -> str:
-    """Return the words for the clients that there are; `known` is their count if it is known."""
-    numbers = "a whole number" if known is None else f"a whole number from 0 to {known - 1}"
-    return f"{numbers}, or a client's name; {suggest(str(wrong), names)}" if names else numbers

@@ -42,9 +42,9 @@ class RunFolder:
     def write_config(self, text: str) -> None:
         write_durably(self.path / "config.toml", text.encode())
 
-    def write_labels(self, counts: list[list[int]]) -> None:
-        """Write the number of training samples per client and label, for reports."""
-        write_durably(self.path / "labels.json", json.dumps({"counts": counts}).encode())
+    def write_labels(self, counts: list[list[int]], data: dict[str, Any]) -> None:
+        """Write the training samples per client and label, for reports, and what else models need of the data."""
+        write_durably(self.path / "labels.json", json.dumps({"counts": counts, "data": data}).encode())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_durably(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
