@@ -386,6 +386,76 @@ def fedslr(problem: Problem, eta_g: float, rank_penalty: float, l1_penalty: floa
     )
 
 
+def as_matrix(x: Tensor) -> np.ndarray:
+    """A linear weight is its own matrix; a convolution (o, i, d1, d2) becomes (o·d1, i·d2)."""
+    o, i, *kernel = x.shape
+    return (x.transpose(1, 2).reshape(o * kernel[0], i * kernel[1]) if kernel else x).numpy()
+
+
+def as_weight(matrix: np.ndarray, shape: torch.Size) -> Tensor:
+    o, i, *kernel = shape
+    x = torch.from_numpy(matrix)
+    return x.reshape(o, kernel[0], i, kernel[1]).transpose(1, 2).contiguous() if kernel else x
+
+
+def budgeted_ranks(z: Model, budget: float) -> dict[str, int]:
+    """One direction after another, the one with the largest relative singular value that is left."""
+    matrices = {k: as_matrix(x) for k, x in z.items() if x.ndim > 1}
+    values = {k: np.linalg.svd(a, compute_uv=False) for k, a in matrices.items()}
+    ranks = {k: min(2, len(s)) for k, s in values.items()}
+
+    def size(ranks: dict[str, int]) -> int:
+        return sum(min(r * sum(matrices[k].shape), matrices[k].size) for k, r in ranks.items())
+
+    whole = sum(x.numel() for x in z.values() if x.ndim == 1)
+    open_layers = set(matrices)
+    while open_layers := {k for k in open_layers if ranks[k] < len(values[k])}:
+        k = max(open_layers, key=lambda k: values[k][ranks[k]] / values[k][0])
+        if whole + size(ranks | {k: ranks[k] + 1}) > budget:
+            open_layers.remove(k)
+        else:
+            ranks[k] += 1
+    return {k: len(values[k]) if r * sum(matrices[k].shape) >= matrices[k].size else r for k, r in ranks.items()}
+
+
+def nearest(x: Tensor, rank: int) -> Tensor:
+    u, s, v = np.linalg.svd(as_matrix(x), full_matrices=False)
+    return as_weight(u[:, :rank] @ np.diag(s[:rank]) @ v[:rank], x.shape)
+
+
+def least_of(x: Model, count: int) -> float:
+    """The largest absolute value that is not among the `count` largest."""
+    return float(np.sort(np.abs(np.concatenate([v.numpy().ravel() for v in x.values()])))[::-1][count])
+
+
+def fedslr_budget(problem: Problem, eta_g: float, target_size: float, personal_share: float, cut_at: float):
+    w, M, ranks = problem.start(), problem.M, None
+    gamma, p = [zeros(problem) for _ in range(M)], [zeros(problem) for _ in range(M)]
+    N = sum(x.numel() for x in w.values())
+    count = int(personal_share * target_size * N)
+    for t, sampled, lr in problem.rounds():
+        found = []
+        for i in sampled:
+            v = dict(w)
+            for _ in range(problem.epochs):
+                g = problem.g(v, i)
+                v = {k: v[k] - lr * (g[k] - gamma[i][k] + (v[k] - w[k]) / eta_g) for k in v}
+            gamma[i] = {k: gamma[i][k] + (w[k] - v[k]) / eta_g for k in v}
+            found.append(v)
+            mu = least_of(problem.df({k: w[k] + p[i][k] for k in w}, i), count)
+            for _ in range(problem.personal_epochs):
+                d = problem.df({k: w[k] + p[i][k] for k in w}, i)
+                p[i] = {k: soft(p[i][k] - lr * (d[k] + problem.wd * p[i][k]), lr * mu) for k in w}
+            least = least_of(p[i], count)
+            p[i] = {k: torch.where(x.abs() > least, x, 0.0) for k, x in p[i].items()}
+        mean, dual = average(found), average(gamma)
+        w = {k: mean[k] - eta_g * dual[k] for k in w}
+        if t + 1 >= cut_at * len(problem.cohorts):
+            ranks = ranks or budgeted_ranks(w, (1 - personal_share) * target_size * N)
+            w = {k: nearest(x, ranks[k]) if k in ranks else x for k, x in w.items()}
+    return w, [{k: w[k] + q[k] for k in w} for q in p]
+
+
 def lpgd(problem: Problem, **options: float):
     return fedslr(problem, **options, phase_one="lpgd")
 

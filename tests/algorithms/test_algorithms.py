@@ -223,6 +223,10 @@ BITE = {"eta_g": 2.0, "rank_penalty": 0.05, "l1_penalty": 0.02}
 PAIR = {"eta_g": 2.0, "global_penalty": 0.02, "personal_penalty": 0.3}
 ROWS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "fedslr": (rows.fedslr, BITE),
+    "fedslr-budget": (
+        rows.fedslr_budget,
+        {"eta_g": 2.0, "target_size": 0.95, "personal_share": 0.2, "cut_at": 0.7},
+    ),
     "fedavg": (rows.fedavg, {}),
     "fedprox": (rows.fedprox, {"mu": 0.7}),
     "feddyn": (rows.feddyn, {"alpha": 0.5}),
@@ -290,6 +294,7 @@ def assert_is_its_row(name: str, kind: str, sizes: list[int], sampled: int, roun
 
 DEFAULTS = {
     "fedslr": {"eta_g": 10, "rank_penalty": 1e-4, "l1_penalty": 1e-3},
+    "fedslr-budget": {"eta_g": 10, "target_size": 0.3, "personal_share": 1 / 3, "cut_at": 0.7},
     "fedavg": {},
     "fedprox": {"mu": 0.01},
     "feddyn": {"alpha": 0.1},
@@ -383,7 +388,13 @@ def test_scaffold_with_small_batches():
     assert_close(ours.state.server_state.mean_ledger, c)
 
 
-SIZES_OF = {"apfl": 166, "fedspa": round(83 / 2), "local": 83}
+SIZES_OF = {
+    "apfl": 166,
+    "fedspa": round(83 / 2),
+    "local": 83,
+    # The smallest model: factors of rank 2 of both matrices, all biases, and ⌊0.1·83⌋ entries of the personal part.
+    "fedslr-budget": 2 * (8 + 6) + 2 * (3 + 8) + 11 + 8,
+}
 """What a client of an 83-parameter model keeps; 83 unless named. The designs with penalties are measured elsewhere."""
 
 
@@ -393,8 +404,9 @@ def test_what_a_client_has_to_keep(name):
     sizes = ours.sizes()
     # A client that never trained may hold weights that are still exactly equal, never ones that are zero.
     assert sizes.personal == [SIZES_OF.get(name, 83)] * len(SIZES)
-    expected = {"fedper": 56, "fedrep": 56, "lgfedavg": 27, "local": 0, "fedamp": 0, "ifca": 4 * 83}.get(name, 83)
-    assert sizes.global_ == expected
+    expected = {"fedper": 56, "fedrep": 56, "lgfedavg": 27, "local": 0, "fedamp": 0, "ifca": 4 * 83}
+    expected["fedslr-budget"] = 61
+    assert sizes.global_ == expected.get(name, 83)
 
 
 # --- reductions -----------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_the_summary_keeps_its_contract(method):
     assert summary["algorithm"] == method.name
     assert (summary["dataset"], summary["clients"], summary["rounds"]) == ("arrays", 5, 4)
     assert 0 <= summary["accuracy"]["personal"] <= 1
-    assert set(summary["parameters"]) == {"dense", "global", "personal", "personal_std"}
+    assert set(summary["parameters"]) == {"dense", "global", "personal", "personal_std", "shipped"}
     assert summary["parameters"]["dense"] == 83
     assert {"down", "up"} == set(summary["bytes"])
     assert {"train", "aggregate", "evaluate"} <= set(summary["seconds"])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedslr.core import prox
+from fedslr.core import prox, spectral
 from fedslr.core.matrix import to_matrix
 
 SHAPES = [(7, 5), (3, 8), (4, 3, 3, 2), (6, 6)]
@@ -136,3 +136,28 @@ def test_low_rank_leaves_vectors_alone():
     out = prox.low_rank(params, 0.5)
     assert out["bias"] is params["bias"]
     assert out["weight"].rank <= 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds, rank=st.integers(0, 9), shape=st.sampled_from(SHAPES))
+def test_the_best_approximation_leaves_only_the_smaller_singular_values(seed, rank, shape):
+    """Eckart and Young: the closest matrix of rank r is as far away as the norm of the smaller singular values."""
+    x = random(shape, seed)
+    found, values = prox.best_approximation(x, rank), np.linalg.svd(to_matrix(x).numpy(), compute_uv=False)
+    assert found.rank == min(rank, len(values))
+    assert float((found.dense() - x).norm()) == pytest.approx(np.linalg.norm(values[rank:]), abs=1e-12)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=seeds, rank=st.integers(1, 3), shape=st.sampled_from(SHAPES))
+def test_the_gpus_best_approximation_is_the_same(seed, rank, shape):
+    x = random(shape, seed)
+    assert torch.allclose(spectral.truncate(x, rank).dense(), prox.best_approximation(x, rank).dense(), atol=1e-8)
+
+
+def test_layers_of_full_rank_and_vectors_stay_as_they_are():
+    params = {"a": random((7, 5), 0), "b": random((3, 8), 1), "c": random((4,), 2)}
+    found = prox.best_approximations(params, {"a": 2, "b": 3})
+    assert found["a"].rank == 2
+    assert found["b"] is params["b"]
+    assert found["c"] is params["c"]

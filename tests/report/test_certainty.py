@@ -13,6 +13,7 @@ import pytest
 import scipy.stats
 
 from fedslr.report.certainty import Estimate, final_trend, paired_difference, separable_best, trend_in_words
+from fedslr.report.run_facts import run_facts
 from fedslr.report.run_groups import Group
 from fedslr.report.saved_runs import Run
 from test_report import shown, write_run
@@ -181,4 +182,14 @@ def test_costs_are_means_over_seeds(tmp_path):
             "seconds": {"train": 2.0, "aggregate": 1.0 + seed},
         }
         (folder / "summary.json").write_text(json.dumps(summary))
-    assert table_of(shown(tmp_path), "What does it cost?")[1] == ["fedslr", "1.5 kB", "500 B", "3.5", "40", "52"]
+    # Summaries of earlier versions lack the size as shipped.
+    assert table_of(shown(tmp_path), "What does it cost?")[1] == ["fedslr", "1.5 kB", "500 B", "3.5", "40", "52", "–"]
+
+
+def test_costs_have_the_size_as_counted_and_as_shipped(tmp_path):
+    folder = write_run(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["parameters"] |= {"personal": 131.0, "shipped": 97.0}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert table_of(shown(folder), "What does it cost?")[1][-2:] == ["131", "97"]
+    assert ("parameters, personal, shipped", "97", "97 % of dense") in run_facts(summary, [])

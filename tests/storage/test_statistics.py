@@ -101,6 +101,15 @@ def test_sizes_of_a_run():
     assert pure.summary["parameters"]["personal"] == pure.summary["parameters"]["global"]
 
 
+def test_no_model_ships_with_more_parameters_than_the_dense_one():
+    """Clients that never trained have 83 parameters; the parts of the others add up to more and can be merged."""
+    method, federation = fedslr.FedSLR(l1_penalty=0.0), make_federation([5, 8, 6])
+    sizes = fedslr.run(method, federation, mlp(), rounds=1, clients_per_round=2, lr=0.1).summary["parameters"]
+    assert (sizes["dense"], sizes["global"], sizes["shipped"]) == (83, 83, 83)
+    assert sizes["personal"] > 83
+    assert model_size.Sizes(100, 40, [60, 130, 90]).summary()["shipped"] == pytest.approx((60 + 100 + 90) / 3)
+
+
 def test_models_counted_together_are_counted_as_alone():
     torch.manual_seed(0)
     shared, factors = torch.ones(4), LowRank(torch.randn(6, 1), torch.randn(5, 1), (6, 5))

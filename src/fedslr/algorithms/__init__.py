@@ -11,6 +11,7 @@ from fedslr.algorithms.fedamp import FedAMP
 from fedslr.algorithms.fedavg import FedAvg, FedProx
 from fedslr.algorithms.feddyn import FedDyn
 from fedslr.algorithms.fedslr import FedSLR
+from fedslr.algorithms.fedslr_budget import FedSLRBudget
 from fedslr.algorithms.fedspa import FedSpa
 from fedslr.algorithms.ifca import IFCA
 from fedslr.algorithms.layer_split import FedPer, FedRep, LGFedAvg
@@ -34,6 +35,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedSLR",
+    "FedSLRBudget",
     "FedSpa",
     "LGFedAvg",
     "Local",
@@ -45,7 +47,7 @@ __all__ = [
     "SparseSparse",
 ]
 
-_GLOBAL_MODEL = (FedSLR, FedAvg, FedProx, FedDyn, Scaffold)
+_GLOBAL_MODEL = (FedSLR, FedSLRBudget, FedAvg, FedProx, FedDyn, Scaffold)
 _PERSONAL_MODELS = (PerFedAvg, LGFedAvg, FedPer, FedRep, Ditto, APFL, PFedMe, FedAMP, IFCA, Local, FedSpa)
 _OTHER_DESIGNS_OF_FEDSLR = (LPGD, GPGD, SparseSparse, SparseLowRank, LowRankLowRank)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedslr.algorithms import theory
 from fedslr.core import tree
-from fedslr.core.algorithm import Algorithm, Diagnosis, LedgerChange, RunView
+from fedslr.core.algorithm import Algorithm, Diagnosis, LedgerChange, Progress, RunView
 from fedslr.core.matrix import LowRank, dense
 from fedslr.core.optim import descend
 from fedslr.core.problem import Problem
@@ -119,3 +119,19 @@ class FedSLR(TwoPart):
 
     def diagnose(self, run: RunView) -> Diagnosis:
         return theory.diagnose(run, self.eta_g, self.rank_penalty, self.l1_penalty)
+
+    def advise(self, run: Progress) -> str | None:
+        """Advise a larger rank penalty after a fifth of the rounds, a larger l1 penalty after half of them.
+
+        Personal models shrink later than ranks: with well-chosen penalties they may exceed the dense model for a third
+        of the rounds. A user who sets a penalty to 0 wants no effect of it.
+        """
+        done, wrong = (run.round.number + 1) / run.round.total, {}
+        if self.rank_penalty and run.ranks and done >= 1 / 5 and run.ranks == run.full_ranks:
+            wrong["rank_penalty"] = "no layer has lost rank"
+        if self.l1_penalty and run.ranks and done >= 1 / 2 and run.personal > run.dense:
+            wrong["l1_penalty"] = "personal models are larger than the dense model"
+        if not wrong:
+            return None
+        remedy = f"raise {' and '.join(wrong)} tenfold, or use fedslr-budget, which takes a size"
+        return f"{' and '.join(wrong.values())}; {remedy}"

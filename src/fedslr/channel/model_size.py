@@ -81,4 +81,13 @@ class Sizes(NamedTuple):
             "global": self.global_,
             "personal": fmean(self.personal),
             "personal_std": pstdev(self.personal),
+            "shipped": shipped(self.personal, self.dense),
         }
+
+
+def shipped(personal: Sequence[int], dense: int) -> float:
+    """Return the mean size of personal models as they ship.
+
+    The parts of a model can be merged into one dense model, so no model ships with more parameters than that.
+    """
+    return fmean(min(size, dense) for size in personal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -188,6 +189,13 @@ class Algorithm(ABC, Generic[Server, Client, Ledger]):
         """Return the quantities of the method's convergence theory after a round."""
         raise NotImplementedError
 
+    def advise(self, run: Progress) -> str | None:
+        """Return one line of advice if a run shows that the hyperparameters do not suit it; None by default.
+
+        Engines call this after every evaluation. They pass the first advice of a run on as a warning.
+        """
+        return None
+
     @classmethod
     def personalizes(cls) -> bool:
         """Return whether clients continue to train after their upload."""
@@ -214,6 +222,25 @@ class RunView(NamedTuple):
     prepare: Any
     """A function from raw inputs to the inputs of the model."""
     round: Round
+
+
+class Progress(NamedTuple):
+    """The sizes, ranks and accuracies of a run at an evaluation, for `Algorithm.advise`."""
+
+    round: Round
+    """The round that was evaluated last."""
+    dense: int
+    """The parameters of the dense model."""
+    shared: int
+    """The parameters that the global model stores."""
+    personal: float
+    """The parameters that a client keeps for its personal model, as a mean over clients."""
+    ranks: Mapping[str, int]
+    """The rank of every layer that the server holds as factors."""
+    full_ranks: Mapping[str, int]
+    """The full rank of every layer."""
+    history: Sequence[tuple[int, float]]
+    """The number of finished rounds and the mean accuracy of the global model, for every evaluation."""
 
 
 class Diagnosis(NamedTuple):

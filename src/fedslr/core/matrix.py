@@ -33,6 +33,11 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     return prod(sizes[:rows]), prod(sizes[rows:])
 
 
+def full_ranks(params: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the full rank min(m, n) of the matrix π(x) of every layer that is one."""
+    return {name: min(matrix_shape(tuple(x.shape))) for name, x in params.items() if is_matrix(x)}
+
+
 def to_matrix(tensor: Tensor) -> Tensor:
     """Return π(tensor)."""
     axes, _ = _axes(tensor.ndim)

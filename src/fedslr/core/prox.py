@@ -1,6 +1,7 @@
 """Proximal operators of the ℓ₁ norm and of the nuclear norm: prox_{τ‖·‖}(x) = argmin_z ½‖z − x‖² + τ‖z‖.
 
-The closed forms are those of the FedSLR paper, appendix A.1.
+The closed forms are those of the FedSLR paper, appendix A.1. The best approximation of a rank is the proximal operator
+of the constraint rank(π(z)) ≤ r.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedslr.core import spectral
-from fedslr.core.matrix import LowRank, is_matrix, to_matrix
+from fedslr.core.matrix import LowRank, full_ranks, is_matrix, to_matrix
 
 
 def soft_threshold(x: Tensor, threshold: Any) -> Tensor:
@@ -54,3 +55,18 @@ def low_rank(
     if layers and all(x.is_cuda and x.dtype == torch.float32 for x in layers.values()):
         return {**params, **spectral.threshold_all(layers, threshold, last)}
     return {**params, **{k: singular_value_threshold(x, threshold) for k, x in layers.items()}}
+
+
+def best_approximation(x: Tensor, rank: int) -> LowRank:
+    """Return the factors of the matrix of this rank that is closest to π(x), by its singular value decomposition."""
+    u, s, vh = torch.linalg.svd(to_matrix(x), full_matrices=False)
+    return LowRank((u[:, :rank] * s[:rank]).contiguous(), vh[:rank].mT.contiguous(), tuple(x.shape))
+
+
+def best_approximations(params: dict[str, Tensor], ranks: Mapping[str, int]) -> dict[str, Tensor | LowRank]:
+    """Return a model whose layers have at most these ranks; layers of full rank and other parameters are unchanged."""
+    full = full_ranks(params)
+    layers = {k: x for k, x in params.items() if ranks.get(k, 0) < full.get(k, 0)}
+    gram = all(x.is_cuda and x.dtype == torch.float32 for x in layers.values())
+    approximate = spectral.truncate if gram else best_approximation
+    return {**params, **{k: approximate(x, ranks[k]) for k, x in layers.items()}}

@@ -58,6 +58,14 @@ def threshold_all(
     }
 
 
+def truncate(x: Tensor, rank: int) -> LowRank:
+    """Return `prox.best_approximation` of a layer."""
+    matrix = to_matrix(x)
+    tall = _tall(matrix).double()
+    vectors = torch.linalg.eigh(tall.mT @ tall).eigenvectors.flip(-1)
+    return _factors(x, matrix, tall @ vectors, vectors, rank)
+
+
 @functools.cache
 def _load_library(device: torch.device) -> None:
     torch.linalg.eigh(torch.eye(2, device=device, dtype=torch.float64))

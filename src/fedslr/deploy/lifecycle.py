@@ -10,6 +10,7 @@ from typing import Any
 
 from fedslr.core import factored
 from fedslr.core.errors import FedslrError, TakenError
+from fedslr.core.matrix import full_ranks
 from fedslr.data.node_data import NODE_DATASET
 from fedslr.deploy import options
 from fedslr.deploy.accounts import to_tree
@@ -21,7 +22,7 @@ from fedslr.engine import contract, selection
 from fedslr.engine.aggregation import first_server_state
 from fedslr.report.html_report import write_report
 from fedslr.run.folders import difference, fixed_on_resume
-from fedslr.run.summary import Figures, full_ranks, summarize
+from fedslr.run.summary import Figures, summarize
 from fedslr.storage.run_folder import RunFolder
 
 FAILURE_FILE = "failure.txt"

@@ -21,6 +21,7 @@ from fedslr.deploy.exchange import Exchange, Post, Question, sender_name
 from fedslr.deploy.messages import EVALUATE, TRAIN
 from fedslr.deploy.options import Deployment
 from fedslr.engine import selection
+from fedslr.engine.advice import Adviser
 from fedslr.engine.aggregation import noting_divergence
 from fedslr.engine.settings import DEFAULT_COHORT
 from fedslr.storage.record import PHASES, Record
@@ -45,6 +46,7 @@ class Coordinator:
         self.options, self.settings, self.algorithm = asked.options, asked.recipe.settings, asked.recipe.algorithm
         self.select, self.run, self.done = select, str(database.fact("run")), int(database.fact("done"))
         self.accounts = Accounts(database, self.algorithm)
+        self.adviser = Adviser(self.algorithm, self.accounts.start, self.settings, say)
         self.exchange = Exchange(self.accounts, asked, post, say, clock)
         self.seconds = {**dict.fromkeys(PHASES, 0.0), **(database.fact("seconds") or {})}
         self._restore_records()
@@ -145,6 +147,7 @@ class Coordinator:
         evaluation = Evaluation(shared if self.algorithm.has_global_model else None, personal)
         record.add_evaluation(evaluation, None if all_clients else asked)
         record.add_sizes(self._sizes([r.parameters for r in found if r is not None]))
+        self.adviser.look_at(record)
         record.count_seconds(self.seconds, before)
         self.database.save_evaluation(self.done, record.fields())
         return self._append(record)

@@ -19,6 +19,7 @@ from fedslr.core.group import Group
 from fedslr.core.types import Loss, Params
 from fedslr.data.federation import Federation
 from fedslr.engine import evaluation, fingerprints, selection, setup
+from fedslr.engine.advice import Adviser
 from fedslr.engine.run_state import RunState
 from fedslr.engine.saving import Saving, load_models
 from fedslr.engine.settings import Settings
@@ -62,6 +63,7 @@ class PreparedRun:
             store = ClientStore(checkpoints.clients, self.device, settings.memory_bytes())
         self.store = store
         self.state = RunState(work, federation, transport, store)
+        self.adviser = Adviser(algorithm, self.state.start, settings, warn)
         self.training = CohortTraining(self.state, self.engine, settings, self.group)
         self.saving: Saving | None = None
         if folder is not None and checkpoints is not None:

@@ -57,6 +57,7 @@ class Simulation(PreparedRun):
         found = evaluation.evaluate(self.state, self.engine, self.group, self.evaluated)
         record.add_evaluation(found, self.evaluated if self.settings.evaluate_clients else None)
         record.add_sizes(self.sizes())
+        self.adviser.look_at(record)
         if self.settings.diagnostics:
             diagnosis = evaluation.diagnose(self.state, self.engine, now)
             record.diagnostics = diagnosis.figures

@@ -166,6 +166,8 @@ COSTS: dict[str, tuple[Callable[[Run], float | None], Callable[[float], str]]] =
     "seconds": (lambda run: sum(run.summary["seconds"].values()), "{:.3g}".format),
     "parameters, global model": (lambda run: run.summary["parameters"]["global"] or None, format_count),
     "parameters, personal model": (lambda run: run.summary["parameters"]["personal"], format_count),
+    # Runs of earlier versions do not have this size.
+    "parameters, personal, shipped": (lambda run: run.summary["parameters"].get("shipped"), format_count),
 }
 
 
@@ -178,6 +180,9 @@ def cost_table(view: View) -> list[Figure]:
             known = [value for run in group.runs if (value := figure(run)) is not None]
             cells.append((show(fmean(known)), fmean(known)) if known else NONE)
         rows.append((place, cells))
-    caption = "Bytes of all messages of all rounds, as encoded. Parameters as shipped: factors where they are smaller, "
-    caption += "non-zeros elsewhere. Means over seeds."
+    caption = (
+        "Bytes of all messages of all rounds, as encoded. Parameters as the paper counts them: factors where they are "
+        "smaller, non-zeros elsewhere. Shipped: at most the dense model, into which the parts of a personal model can "
+        "be merged. Means over seeds."
+    )
     return _answer("What does it cost?", caption, ("method", *COSTS), rows)

@@ -53,7 +53,7 @@ def _sizes(view: View) -> list[Figure]:
         series.append(Series(view.series_name(group, "personal" if two else ""), i, look, own, False, spread))
         series += [Series(view.series_name(group, "global"), i, look, shared, True)] if two else []
     bands = " (band: smallest and largest client)" if has_bands([s for s in series if s.points]) else ""
-    caption = "Parameters of a model as shipped: factors where they are smaller, non-zeros elsewhere. "
+    caption = "Parameters as the paper counts them: factors where they are smaller, non-zeros elsewhere. "
     caption += f"Full: personal models{bands}. Dashed, hollow dots: the global model.{view.one_seed()}"
     return lines_figure("Size of the models", caption, series, ROUND, svg.Axis("parameters", format_count, low=0))
 

@@ -23,7 +23,7 @@ MAX_POINTS = 240
 VIOLIN_SHAPE = "Wide parts hold many clients. Bar: the middle half of the clients; large dot: the median"
 ROUND = Axis("communication round", "{:.0f}".format, whole=True)
 PERCENT_BOUNDS = (0.0, 100.0)
-SPARSE_METHODS = {"fedslr", "lpgd", "gpgd", "sparse-sparse"}
+SPARSE_METHODS = {"fedslr", "fedslr-budget", "lpgd", "gpgd", "sparse-sparse"}
 """Methods whose clients keep a sparse part beside the global model."""
 
 

@@ -32,11 +32,14 @@ def run_facts(summary: Mapping[str, Any], records: Records, width: int = 4) -> l
         return f"{100 * part / whole:.0f} % of dense" if whole else "–"
 
     spread = f" ± {sizes['personal_std']:,.0f}" if sizes["personal_std"] else ""
+    shipped = sizes.get("shipped", sizes["personal"])
+    merged = [("parameters, personal, shipped", f"{shipped:,.0f}", share(shipped, sizes["dense"]))]
     return [
         ("accuracy, global model", percent(summary["accuracy"]["global"]), over),
         ("accuracy, personal models", percent(summary["accuracy"]["personal"]), over),
         ("parameters, global", f"{sizes['global']:,}", share(sizes["global"], sizes["dense"])),
         ("parameters, personal", f"{sizes['personal']:,.0f}{spread}", share(sizes["personal"], sizes["dense"])),
+        *(merged if shipped < sizes["personal"] else []),
         ("sent down", format_bytes(sent["down"]), share(sent["down"], dense)),
         ("sent up", format_bytes(sent["up"]), share(sent["up"], dense)),
         ("time", f"{sum(summary['seconds'].values()):.1f} s", ""),

@@ -109,7 +109,7 @@ def finished_run(home: Path, recipe: str, summary: dict[str, Any], records: list
 def summary_so_far(config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the summary of an unfinished run; the model sizes are those of its last evaluation."""
     sized: Mapping[str, Any] = next((r for r in reversed(records) if r.get("parameters_personal")), {})
-    personal = sized.get("parameters_personal")
+    personal, dense = sized.get("parameters_personal"), sized.get("parameters_dense")
     phases = {phase for r in records for phase in r["seconds_by"]}
     return {
         "algorithm": naming.short(config["algorithm.name"]),
@@ -120,10 +120,11 @@ def summary_so_far(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
         "rerunnable": True,
         "accuracy": statistics.accuracy(records),
         "parameters": {
-            "dense": sized.get("parameters_dense"),
+            "dense": dense,
             "global": sized.get("parameters_global"),
             "personal": fmean(personal) if personal else None,
             "personal_std": pstdev(personal) if personal else None,
+            "shipped": model_size.shipped(personal, dense) if personal and dense else None,
         },
         "rank": records[-1]["rank"] if records else {},
         "bytes": {way: sum(r[f"bytes_{way}"] for r in records) for way in ("down", "up")},

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from fedslr.algorithms import naming
 from fedslr.channel import model_size
 from fedslr.core.algorithm import Algorithm
-from fedslr.core.matrix import is_matrix, matrix_shape
-from fedslr.core.types import Params
+from fedslr.core.matrix import full_ranks
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.storage import statistics
@@ -40,11 +39,6 @@ def figures(simulation: Simulation) -> Figures:
         simulation.seconds,
         full_ranks(simulation.state.start),
     )
-
-
-def full_ranks(start: Params) -> dict[str, int]:
-    """min(m, n) of the matrix π(x) of every layer that is one."""
-    return {name: min(matrix_shape(tuple(x.shape))) for name, x in start.items() if is_matrix(x)}
 
 
 def is_rerunnable(algorithm: Algorithm[Any, Any, Any], federation: Federation, given: Mapping[str, str]) -> bool:
