@@ -59,6 +59,11 @@ def zeros(params: Tree) -> Tree:
     return map(torch.zeros_like, params)
 
 
+def fill(number: Tensor, like: Tree) -> Tree:
+    """Return a scalar tensor expanded to the shapes and types of a tree, so that `map` reads it like another tree."""
+    return _map(lambda x: number.to(x.dtype).expand(x.shape), like, ())
+
+
 def add(a: Tree, b: Tree) -> Tree:
     """Return a + b."""
     return map(torch.add, a, b)

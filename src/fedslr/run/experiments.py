@@ -12,6 +12,7 @@ from urllib.parse import quote
 from fedslr.core import schema
 from fedslr.core.errors import FedslrError
 from fedslr.core.schema import seed_range
+from fedslr.engine.setup import require_optimizers
 from fedslr.run import folders, recipes
 from fedslr.run.jobs import Job
 from fedslr.run.recipes import Recipe
@@ -21,6 +22,8 @@ def comparison(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], out
     """Return a job for every method and seed. A method takes the recipe's hyperparameters for it, or its defaults."""
     chosen = [recipe.method(name) for name in methods]
     _require_distinct("methods", [method.name for method in chosen], "fedslr,fedavg")
+    for method in chosen:
+        require_optimizers(recipe.settings, method)
     jobs = []
     for method, seed in itertools.product(chosen, seeds):
         name = f"{method.name}-seed{seed}"
@@ -41,6 +44,7 @@ def sweep(recipe: Recipe, over: Mapping[str, Sequence[Any]], seeds: Sequence[int
         for path, value in zip(paths, values, strict=True):
             recipes.change(table, path, value)
         changed = replace(recipes.complete(table), fixed_split=recipe.fixed_split)
+        require_optimizers(changed.settings, changed.algorithm)
         words = "-".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(over, values, strict=True))
         for seed in seeds:
             home = out / f"{_folder_name(words)}-seed{seed}"
@@ -77,5 +81,6 @@ def require_fresh(jobs: Iterable[Job], resume: bool) -> None:
         home = there[0].folder.parent
         raise FedslrError(f"out: {home} already holds runs ({there[0].name}); go on with --resume, or choose another")
     for job in there:
-        config = replace(job.recipe, settings=job.recipe.settings.with_resolved_precision()).to_toml()
-        folders.require_same_run(job.folder, config, job.recipe.algorithm)
+        settings = job.recipe.settings.with_resolved_precision()
+        config = replace(job.recipe, settings=settings).to_toml()
+        folders.require_same_run(job.folder, config, folders.planner_of(job.recipe.algorithm, settings))
