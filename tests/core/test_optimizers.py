@@ -30,7 +30,7 @@ every = pytest.mark.parametrize("name", torch_optimizers)
 
 
 def trained(name: str, grad_clip: float) -> dict[str, torch.Tensor]:
-    """Return the model after torch.optim's steps; weight decay is part of the loss that is clipped, unless decoupled."""
+    """Return the model after torch.optim's steps; weight decay is part of the clipped loss, unless it is decoupled."""
     client, model = make_federation([9]).clients[0], mlp().double()
     decoupled = name == "adamw"
     optimizer = torch_optimizers[name][1](model.parameters(), lr=LR, weight_decay=WD if decoupled else 0.0)

@@ -61,7 +61,8 @@ def zeros(params: Tree) -> Tree:
 
 def fill(number: Tensor, like: Tree) -> Tree:
     """Return a scalar tensor expanded to the shapes and types of a tree, so that `map` reads it like another tree."""
-    return _map(lambda x: number.to(x.dtype).expand(x.shape), like, ())
+    typed = {dtype: number.to(dtype) for dtype in {x.dtype for x in leaves(like)}}
+    return _map(lambda x: typed[x.dtype].expand(x.shape), like, ())
 
 
 def add(a: Tree, b: Tree) -> Tree:

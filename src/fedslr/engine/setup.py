@@ -29,6 +29,12 @@ MAX_COHORT_PARAMETERS = 2**22
 MIN_COHORT = 4
 """Clients from which on training them together is faster."""
 
+PLAIN_STEPS = {
+    "global": 'optimizer = "sgd" and grad_clip = 0',
+    "personal": 'personal = { optimizer = "sgd", grad_clip = 0 }',
+}
+"""The settings that make the local steps of a phase plain SGD."""
+
 MAX_ROUND_INPUTS = 2**28
 """Numbers in the batches of a round up to which all may be made before it: one GiB in float32."""
 
@@ -68,10 +74,9 @@ def require_optimizers(settings: Settings, algorithm: Algorithm[Any, Any, Any]) 
         steps = by_phase[phase]
         if not steps.is_plain:
             clipped = f" with grad_clip = {steps.grad_clip:g}" if steps.grad_clip else ""
-            table = 'personal = { optimizer = "sgd", grad_clip = 0 }' if phase == "personal" else 'optimizer = "sgd"'
             raise FedslrError(
                 f"optimizer: got '{steps.optimizer.name}'{clipped}, but {algorithm.name}'s {phase} phase needs sgd "
-                f"without grad_clip; set {table}"
+                f"without grad_clip; set {PLAIN_STEPS[phase]}"
             )
 
 
