@@ -72,9 +72,8 @@ def test_a_config_of_an_earlier_version_is_that_of_the_defaults() -> None:
     old = "\n".join(line for line in new.splitlines() if not line.startswith(later))
     assert "optimizer" not in old
     assert difference(old, new) is None
-    changed = difference(old, recipes.parse({"optimizer": "adam"}).to_toml())
-    assert changed is not None
-    assert changed.startswith("optimizer")
+    assert difference(old, recipes.parse({"optimizer": "adam"}).to_toml()) == 'optimizer.name was "sgd", now "adam"'
+    assert difference(recipes.parse({"personal": {"lr": 1}}).to_toml(), old) == "personal.lr was 1.0, now null"
 
 
 @pytest.mark.parametrize(

@@ -152,9 +152,9 @@ def _choice_words(choice: Choice) -> str:
     return f"one of {', '.join(choice.kinds)}, or a table with such a name and its options"
 
 
-def to_table(value: Any) -> str | dict[str, Any]:
-    """Return one of the dataclasses of a choice as a user may write it: its name, with its options if it has any."""
-    return {"name": value.name, **dataclasses.asdict(value)} if fields(type(value)) else str(value.name)
+def to_table(value: Any) -> dict[str, Any]:
+    """Return one of the dataclasses of a choice as a table."""
+    return {"name": value.name, **dataclasses.asdict(value)}
 
 
 def hints(cls: type) -> dict[str, Any]:

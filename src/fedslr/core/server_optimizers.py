@@ -54,7 +54,7 @@ class Momentum(ServerOptimizer):
 class Adaptive(ServerOptimizer):
     """m ← β₁m + (1 − β₁)Δ, w ← w + η·m/(√v + τ), with v = τ² before the first round. `square` has the rule of v."""
 
-    lr: Annotated[float, positive, "step size η of the server"] = 0.01
+    lr: Annotated[float, positive, "step size η of the server"] = 0.03
     beta1: Annotated[float, below_one, "factor β₁ of the earlier updates"] = 0.9
     tau: Annotated[float, positive, "number τ that is added to the divisor: the degree of adaptivity"] = 1e-3
 

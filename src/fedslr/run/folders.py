@@ -90,9 +90,10 @@ def difference(old: str, new: str, planner: str | None = None) -> str | None:
     """Return the first key in which two recipes may not differ if one resumes the other, with both values, or None."""
     # A recipe of an earlier version lacks later settings; its run had what are their defaults now.
     plain, grouped = setting_tables(Settings())
-    before, after = (flatten(plain | grouped) | flatten(tomllib.loads(text)) for text in (old, new))
+    before, after = (flatten(grouped) | flatten(plain | tomllib.loads(text)) for text in (old, new))
     allowed = {dotted(k) for k in RESUMABLE} - ({"rounds"} if planner else set())
-    for key in sorted(before.keys() | after.keys(), key=lambda key: (key != "algorithm.name", key)):
+    names_first = lambda key: (key != "algorithm.name", not key.endswith(".name"), key)  # noqa: E731
+    for key in sorted(before.keys() | after.keys(), key=names_first):
         if key not in allowed and before.get(key) != after.get(key):
             why = f"; rounds of {planner} depend on it from the first on" if planner and key == "rounds" else ""
             return f"{key} was {schema.show(before.get(key))}, now {schema.show(after.get(key))}{why}"
