@@ -95,6 +95,27 @@ def test_a_deployment_is_its_simulation_bit_for_bit(name, post, tmp_path):
     assert server.sizes() == simulation.sizes()
 
 
+OPTIMIZERS = [
+    *("optimizer=adam", "grad_clip=1", "schedule=cosine", "local_steps=3", "server_optimizer=yogi"),
+    *("personal.optimizer=sgd", "personal.lr=0.02"),
+]
+
+
+def test_optimizers_of_clients_and_server_are_those_of_the_simulation(tmp_path):
+    federation = Federation(tmp_path, make_federation(SIZES), recipe("ditto", changes=OPTIMIZERS))
+    server = federation.server(federation.asked)
+    next(server.rounds())
+    server.folder.close()
+    resumed = federation.run()
+    assert resumed.accounts.state.moments.keys() == {"m", "v"}
+    assert_is_simulated(federation, resumed)
+
+
+def test_an_optimizer_that_the_method_cannot_use_is_refused():
+    with pytest.raises(fedslr.FedslrError, match="fedslr's personal phase needs sgd"):
+        recipe("fedslr", changes=["optimizer=adam"]).require_sound()
+
+
 def test_a_method_and_a_selection_of_ones_own(tmp_path):
     asked = recipe("deployed_methods:Half", changes=["selection=own_methods:first", "loss=own_methods:doubled"])
     federation = Federation(tmp_path, make_federation(SIZES), asked)

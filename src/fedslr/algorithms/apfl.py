@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from fedslr.algorithms.averaged import Averaged, OwnModel, PersonalModel
 from fedslr.core import tree
+from fedslr.core.algorithm import Phases
 from fedslr.core.problem import Problem
 from fedslr.core.scan import scan
 from fedslr.core.schema import share
@@ -18,6 +19,7 @@ class APFL(OwnModel, Averaged[PersonalModel, tuple[()]]):
     """A personal model that mixes the client's local model with the global model."""
 
     name: ClassVar[str] = "apfl"
+    plain_sgd: ClassVar[Phases] = ("global",)
 
     alpha: Annotated[float, share, "share α of the local model in the mixture"] = 0.5
 

@@ -41,6 +41,10 @@ class Averaged(Algorithm[Server, Client, Ledger], Generic[Client, Ledger]):
         """w ← w + mean Δ."""
         return Server(tree.add(server.w, mean_upload))
 
+    @classmethod
+    def averages(cls) -> bool:
+        return cls.aggregate is Averaged.aggregate
+
     def personal_model(self, problem: Problem, client: Client, payload: Payload, data: LocalData) -> Params:
         return self.shared(payload)
 

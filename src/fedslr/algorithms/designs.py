@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedslr.algorithms.fedslr import Client, Factored, FedSLR, Server, TwoPart, fit_sparse_part
 from fedslr.core import tree
-from fedslr.core.algorithm import LedgerChange
+from fedslr.core.algorithm import LedgerChange, Phases
 from fedslr.core.matrix import dense, is_matrix
 from fedslr.core.optim import descend
 from fedslr.core.problem import Problem
@@ -57,6 +57,7 @@ class LPGD(GPGD):
     """Singular values thresholded at every local step, a plain mean at the server: local proximal gradient descent."""
 
     name: ClassVar[str] = "lpgd"
+    plain_sgd: ClassVar[Phases] = ("global", "personal")
 
     def local_update(
         self, problem: Problem, client: Client, ledger: Any, payload: Params, data: LocalData, round: Round

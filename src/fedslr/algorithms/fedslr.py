@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedslr.algorithms import theory
 from fedslr.core import tree
-from fedslr.core.algorithm import Algorithm, Diagnosis, LedgerChange, Progress, RunView
+from fedslr.core.algorithm import Algorithm, Diagnosis, LedgerChange, Phases, Progress, RunView
 from fedslr.core.matrix import LowRank, dense
 from fedslr.core.optim import descend
 from fedslr.core.problem import Problem
@@ -45,6 +45,8 @@ class Client(NamedTuple):
 
 class TwoPart(Algorithm[Server, Client, Params]):
     """A global part plus a personal part, w + p_i, each with a regularizer given by its proximal operator."""
+
+    plain_sgd: ClassVar[Phases] = ("personal",)
 
     eta_g: float
     """The server's proximal step size η_g."""

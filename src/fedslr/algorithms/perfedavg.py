@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from fedslr.algorithms.fedavg import FedAvg
 from fedslr.core import tree
+from fedslr.core.algorithm import Phases
 from fedslr.core.problem import Problem
 from fedslr.core.scan import scan
 from fedslr.core.schema import positive
@@ -22,6 +23,7 @@ class PerFedAvg(FedAvg):
     """A global model that becomes a good personal model after one epoch of SGD."""
 
     name: ClassVar[str] = "perfedavg"
+    plain_sgd: ClassVar[Phases] = ("global",)
 
     alpha: Annotated[float, positive, "step size α of the adaptation; it does not decay"] = 0.01
     beta: Annotated[float, positive, "step size β of the meta update; it decays as lr does"] = 0.001

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from fedslr.algorithms.averaged import Averaged, OwnModel, PersonalModel, Server
 from fedslr.core import tree
-from fedslr.core.algorithm import LedgerChange
+from fedslr.core.algorithm import LedgerChange, Phases
 from fedslr.core.problem import Problem
 from fedslr.core.scan import scan
 from fedslr.core.schema import countable, fraction, non_negative, positive
@@ -19,6 +19,7 @@ class PFedMe(OwnModel, Averaged[PersonalModel, tuple[()]]):
     """Personal models θ_i that a Moreau envelope keeps near the global model."""
 
     name: ClassVar[str] = "pfedme"
+    plain_sgd: ClassVar[Phases] = ("global",)
 
     lam: Annotated[float, non_negative, "λ: strength of the pull ½λ‖θ − w‖² to the global model"] = 15.0
     inner_steps: Annotated[int, countable, "gradient steps K towards θ on every batch"] = 5

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedslr.algorithms.averaged import Averaged, Server
 from fedslr.core import tree
-from fedslr.core.algorithm import LedgerChange
+from fedslr.core.algorithm import LedgerChange, Phases
 from fedslr.core.optim import descend
 from fedslr.core.problem import Problem
 from fedslr.core.types import LocalData, Params, Payload, Round
@@ -24,6 +24,7 @@ class Scaffold(Averaged[tuple[()], Params]):
     """
 
     name: ClassVar[str] = "scaffold"
+    plain_sgd: ClassVar[Phases] = ("global",)
 
     def init_ledger(self, w: Params) -> Params:
         return tree.zeros(w)

@@ -136,9 +136,9 @@ def diagnose(run: RunView, eta_g: float, rank_penalty: float, l1_penalty: float)
     w = dense(run.server.w)
     objectives = [Objective(run.problem, held.x, held.y, run.prepare) for held in run.data]
     gradients = [f.gradient(w) for f in objectives]
+    lr = run.round.in_personal_phase().lr
     mappings = [
-        gradient_mapping(w, dense(c.p), f, run.round.lr, l1_penalty)
-        for c, f in zip(run.clients, objectives, strict=True)
+        gradient_mapping(w, dense(c.p), f, lr, l1_penalty) for c, f in zip(run.clients, objectives, strict=True)
     ]
     smoothness = max(f.curvature(w) for f in objectives)
     gaps = [float(tree.norm(tree.sub(c, g))) for c, g in zip(run.ledgers, gradients, strict=True)]

@@ -16,6 +16,9 @@ Server = TypeVar("Server", bound=tuple[Any, ...])
 Client = TypeVar("Client", bound=tuple[Any, ...])
 Ledger = TypeVar("Ledger")
 
+Phases = tuple[Literal["global", "personal"], ...]
+"""Training phases of a client: "global" is `local_update`, "personal" is `personalize`."""
+
 
 class LedgerChange(NamedTuple):
     """The mean ledger of all clients before and after the uploads of a round were booked."""
@@ -53,6 +56,8 @@ class Algorithm(ABC, Generic[Server, Client, Ledger]):
     """Whether `shared(payload)` is a complete model that every client could use."""
     planned: ClassVar[bool] = False
     """Whether a round depends on the total number of rounds. A run of such a method cannot be extended."""
+    plain_sgd: ClassVar[Phases] = ()
+    """The phases whose local steps are right for plain SGD only: no other optimizer, and no bound on gradients."""
     server_sees: ClassVar[Literal["mean", "each"]] = "mean"
     """"mean" if `aggregate` needs only the weighted mean of the uploads, "each" if it needs every upload."""
 
@@ -200,6 +205,14 @@ class Algorithm(ABC, Generic[Server, Client, Ledger]):
     def personalizes(cls) -> bool:
         """Return whether clients continue to train after their upload."""
         return cls.personalize is not Algorithm.personalize
+
+    @classmethod
+    def averages(cls) -> bool:
+        """Return whether `aggregate` does no more than to add the mean upload to the model of the server.
+
+        An optimizer of the server then may replace the mean upload by its own step.
+        """
+        return False
 
     @classmethod
     def addresses(cls) -> bool:

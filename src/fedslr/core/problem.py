@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from fedslr.core.optimizers import PLAIN_SGD, LocalSteps
 from fedslr.core.types import Batch, Loss, Params
 
 
@@ -40,6 +42,8 @@ class Problem:
         model: The model. Its own parameters are not changed: every function takes the parameters as an argument.
         loss: A function of the outputs and the labels of a batch that returns the mean loss.
         weight_decay: The weight of ½‖v‖² in every local loss.
+        steps: The optimizer of `descend` and its bound on gradients; plain SGD by default.
+        personal_steps: The same for the personal phase; like `steps` by default.
 
     Example:
         g = problem.grad(v, batch)  # ∇f(v; batch) + wd·v
@@ -50,11 +54,25 @@ class Problem:
     """Whether a GPU may round products in the model's gradients to TF32. A method's own products, such as those of
     low-rank factors, are always computed in full precision."""
 
-    def __init__(self, model: nn.Module, loss: Loss, weight_decay: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        weight_decay: float,
+        steps: LocalSteps = PLAIN_SGD,
+        personal_steps: LocalSteps | None = None,
+    ) -> None:
         self.model = model
         self.loss_function = loss
         self.weight_decay = weight_decay
+        self.steps, self.personal_steps = steps, personal_steps or steps
         self._slots = self._find_slots()
+
+    def in_personal_phase(self) -> Self:
+        """Return this problem with the optimizer of the personal phase."""
+        personal = copy.copy(self)
+        personal.steps = self.personal_steps
+        return personal
 
     def _find_slots(self) -> list[tuple[dict[str, Any], str, str]]:
         """Return the places in which the model looks up its trainable parameters; a shared parameter has several."""

@@ -2,6 +2,9 @@
 
     eta_g: Annotated[float, positive, "proximal step size of the server"] = 10.0
 
+An option may be one of several dataclasses, as in `Annotated[Optimizer, Choice(OPTIMIZERS), "…"]`. A user gives its
+name, such as "adam", or a table with its name and its own options.
+
 `build` makes such a dataclass from a table, such as a recipe's table or keyword arguments. `check` verifies an
 instance. `describe` returns the options for the command line's help.
 """
@@ -37,6 +40,7 @@ share = Rule("from 0 to 1", lambda v: 0 <= v <= 1)
 seed_range = Rule("from 0 to 2⁶³ − 1", lambda v: 0 <= v < 2**63)
 countable = Rule("from 1 to 100,000,000", lambda v: 1 <= v <= 10**8)
 countable_from_zero = Rule("from 0 to 100,000,000", lambda v: 0 <= v <= 10**8)
+below_one = Rule("from 0 to below 1", lambda v: 0 <= v < 1)
 fraction = Rule("above 0 and at most 1", lambda v: 0 < v <= 1)
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -54,6 +58,13 @@ memory_size = Rule("such as 500MB or 8GB", lambda v: in_bytes(v) is not None)
 def one_of(*names: str) -> Rule:
     """Return the rule that a value is one of some names."""
     return Rule(f"one of {', '.join(names)}", lambda v: v in names)
+
+
+class Choice(NamedTuple):
+    """The dataclasses of which an option's value is one, by name, and the name that a table without one has."""
+
+    kinds: Mapping[str, type]
+    usual: str | None = None
 
 
 class Option(NamedTuple):
@@ -82,6 +93,11 @@ def _parts(annotation: Any) -> tuple[tuple[Any, ...], list[Rule], str]:
         annotation, *extras = typing.get_args(annotation)
     kinds = typing.get_args(annotation) or (annotation,)
     return kinds, [e for e in extras if isinstance(e, Rule)], next((e for e in extras if isinstance(e, str)), "")
+
+
+def choice_of(annotation: Any) -> Choice | None:
+    """Return the choice of an annotation, if its values are dataclasses."""
+    return next((e for e in getattr(annotation, "__metadata__", ()) if isinstance(e, Choice)), None)
 
 
 def _words(kinds: tuple[Any, ...], rules: list[Rule]) -> str:
@@ -116,10 +132,32 @@ def check_value(name: str, value: Any, annotation: Any) -> Any:
     kinds, rules, _ = _parts(annotation)
     if value is None and type(None) in kinds:
         return None
+    if (choice := choice_of(annotation)) is not None:
+        return _choose(name, value, choice)
     for kind in kinds:
         if _is_kind(value, kind) and all(r.holds(value) for r in rules):
             return kind(value) if kind in (int, float) else value
     raise FedslrError(f"{name}: got {show(value)}, expected {_words(kinds, rules)}")
+
+
+def _choose(name: str, value: Any, choice: Choice) -> Any:
+    """Return the dataclass that a name, or a table with a name, describes."""
+    table = {"name": value} if isinstance(value, str) else value
+    if isinstance(table, tuple(choice.kinds.values())):
+        return table
+    chosen = table.get("name", choice.usual) if isinstance(table, Mapping) else None
+    if not isinstance(chosen, str) or chosen not in choice.kinds:
+        raise FedslrError(f"{name}: got {show(value)}, expected {_choice_words(choice)}")
+    return build(choice.kinds[chosen], {k: v for k, v in table.items() if k != "name"}, name, f"{name} '{chosen}'")
+
+
+def _choice_words(choice: Choice) -> str:
+    return f"one of {', '.join(choice.kinds)}, or a table with such a name and its options"
+
+
+def to_table(value: Any) -> dict[str, Any]:
+    """Return one of the dataclasses of a choice as a table."""
+    return {"name": value.name, **dataclasses.asdict(value)}
 
 
 def hints(cls: type) -> dict[str, Any]:
@@ -131,17 +169,29 @@ def fields(cls: type) -> list[str]:
     return [f.name for f in dataclasses.fields(cls)]
 
 
-def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
-    """Return a dataclass made from a table; refuse unknown keys and wrong values. `where` names the table in errors."""
+def build(cls: type[T], table: Mapping[str, Any], where: str = "", title: str = "") -> T:
+    """Return a dataclass made from a table; refuse unknown and missing keys, and wrong values.
+
+    Errors name the table as `where`, and a table with unknown keys as `title` if that is given.
+    """
     known = fields(cls)
     for key in table:
         if key not in known:
-            place = f" in {where}" if where else ""
+            place = f" in {title or where}" if where else ""
             options = suggest(key, known) if known else "it takes no options"
             raise FedslrError(f"unknown key '{key}'{place}; {options}")
     annotations = hints(cls)
     prefix = f"{where}." if where else ""
+    for name in required(cls):
+        if name not in table:
+            raise FedslrError(f"{prefix}{name} is missing ({_parts(annotations[name])[2]}); give a value")
     return cls(**{k: check_value(prefix + k, v, annotations[k]) for k, v in table.items()})
+
+
+def required(cls: type) -> list[str]:
+    """Return the names of the options without a default."""
+    missing = dataclasses.MISSING
+    return [f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing]
 
 
 def check(instance: Any) -> None:
@@ -159,7 +209,10 @@ def describe(cls: type) -> list[Option]:
     for f in dataclasses.fields(cls):
         kinds, rules, text = _parts(annotations[f.name])
         default = None if f.default is dataclasses.MISSING else f.default
-        options.append(Option(f.name, _words(kinds, rules), default, text))
+        choice = choice_of(annotations[f.name])
+        if choice is not None and default is not None:
+            default = default.name
+        options.append(Option(f.name, _words(kinds, rules) if choice is None else _choice_words(choice), default, text))
     return options
 
 

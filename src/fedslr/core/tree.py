@@ -59,6 +59,12 @@ def zeros(params: Tree) -> Tree:
     return map(torch.zeros_like, params)
 
 
+def fill(number: Tensor, like: Tree) -> Tree:
+    """Return a scalar tensor expanded to the shapes and types of a tree, so that `map` reads it like another tree."""
+    typed = {dtype: number.to(dtype) for dtype in {x.dtype for x in leaves(like)}}
+    return _map(lambda x: typed[x.dtype].expand(x.shape), like, ())
+
+
 def add(a: Tree, b: Tree) -> Tree:
     """Return a + b."""
     return map(torch.add, a, b)

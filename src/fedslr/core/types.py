@@ -28,8 +28,23 @@ class Batch(NamedTuple):
     """The labels."""
 
 
+class Steps(NamedTuple):
+    """A number of batches, in place of a number of passes over the data."""
+
+    number: int
+
+
+Amount = int | Steps
+"""An amount of training: a number of passes over the data, or a number of batches."""
+
+
+def count_batches(amount: Amount, per_pass: Any) -> Any:
+    """Return the number of batches in an amount of training, given those of one pass."""
+    return amount.number if isinstance(amount, Steps) else amount * per_pass
+
+
 class Round(NamedTuple):
-    """The number, the step sizes and the epochs of a round."""
+    """The number, the step sizes and the amounts of training of a round."""
 
     number: int
     """The round's number, counted from 0."""
@@ -38,11 +53,17 @@ class Round(NamedTuple):
     lr: float
     """The local step size η of this round."""
     decay: float
-    """The factor on every decaying step size: η divided by its value in the first round."""
-    epochs: int
-    """Passes over the data for the global part."""
-    personal_epochs: int
-    """Passes over the data for a personal part."""
+    """The factor on every decaying step size: η divided by the setting `lr`, which is the first η without warm-up."""
+    epochs: Amount
+    """Passes over the data for the global part, or a number of batches. Hand it on to `data`."""
+    personal_epochs: Amount
+    """The same for a personal part."""
+    personal_ratio: float = 1.0
+    """The step size of the personal phase divided by η."""
+
+    def in_personal_phase(self) -> Round:
+        """Return this round with the step size of the personal phase."""
+        return self._replace(lr=self.lr * self.personal_ratio)
 
 
 class LocalData(Protocol):
@@ -53,16 +74,16 @@ class LocalData(Protocol):
     client: Any
     """The client's number; may be a tensor."""
 
-    def epochs(self, count: int, phase: int = 0) -> Iterable[Batch]:
+    def epochs(self, count: Amount, phase: int = 0) -> Iterable[Batch]:
         """Return the batches of several passes over the data.
 
         Args:
-            count: The number of passes. Every pass is shuffled anew.
+            count: The number of passes, or of batches. Every pass is shuffled anew; the last one may be cut off.
             phase: The number of a method's training phase. Every phase has its own shuffles.
         """
         ...
 
-    def pairs(self, count: int, phase: int = 0) -> Iterable[tuple[Batch, Batch]]:
+    def pairs(self, count: Amount, phase: int = 0) -> Iterable[tuple[Batch, Batch]]:
         """Return the batches of `epochs`, each with the next batch of its pass; the last batch has the first one."""
         ...
 
@@ -70,6 +91,6 @@ class LocalData(Protocol):
         """Return the first batch of `epochs`."""
         ...
 
-    def steps(self, count: int) -> int:
-        """Return the number of batches in `count` passes."""
+    def steps(self, count: Amount) -> int:
+        """Return the number of batches that `epochs` returns."""
         ...

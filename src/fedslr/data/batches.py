@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from fedslr.core import seeds
-from fedslr.core.types import Batch
+from fedslr.core.types import Amount, Batch, Steps, count_batches
 from fedslr.data.augment import flip_and_crop
 from fedslr.data.normalization import Normalization, inputs
 
@@ -42,11 +43,14 @@ class ShuffledData:
         self._normalization, self._dtype = normalization, dtype
         self._key = (seed, round, client)
 
-    def epochs(self, count: int, phase: int = 0) -> Iterator[Batch]:
-        for epoch in self._epochs(count, phase):
-            yield from epoch
+    def epochs(self, count: Amount, phase: int = 0) -> Iterator[Batch]:
+        batches = (batch for epoch in self._epochs(count, phase) for batch in epoch)
+        return islice(batches, self.steps(count))
 
-    def pairs(self, count: int, phase: int = 0) -> Iterator[tuple[Batch, Batch]]:
+    def pairs(self, count: Amount, phase: int = 0) -> Iterator[tuple[Batch, Batch]]:
+        return islice(self._pairs(count, phase), self.steps(count))
+
+    def _pairs(self, count: Amount, phase: int) -> Iterator[tuple[Batch, Batch]]:
         for epoch in self._epochs(count, phase):
             batches = list(epoch)
             yield from zip(batches, batches[1:] + batches[:1], strict=True)
@@ -54,12 +58,12 @@ class ShuffledData:
     def first_batch(self, phase: int = 0) -> Batch:
         return next(self.epochs(1, phase))
 
-    def steps(self, count: int) -> int:
-        return count * -(-self.num_examples // self._batch_size)
+    def steps(self, count: Amount) -> int:
+        return int(count_batches(count, -(-self.num_examples // self._batch_size)))
 
-    def _epochs(self, count: int, phase: int) -> Iterator[Iterator[Batch]]:
+    def _epochs(self, count: Amount, phase: int) -> Iterator[Iterator[Batch]]:
         rng = seeds.generator(seeds.SHUFFLE, *self._key, phase)
-        for _ in range(count):
+        for _ in range(-(-count.number // self.steps(1)) if isinstance(count, Steps) else count):
             shuffle = torch.from_numpy(rng.permutation(self.num_examples)).to(self._y.device)
             x = inputs(self._x.index_select(0, shuffle), self._normalization, self._dtype)
             if self._crop_padding:

@@ -16,6 +16,7 @@ from fedslr.channel import encoding
 from fedslr.core import tree
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.matrix import LowRank
+from fedslr.core.server_optimizers import ServerOptimizer
 from fedslr.core.states import plain, restore
 from fedslr.core.tree import Tree
 from fedslr.core.types import Payload, Round
@@ -83,14 +84,17 @@ def to_tree(state: ServerState) -> Tree:
 class Accounts:
     """The members of a federation, their accounts and the server's state."""
 
-    def __init__(self, database: Database, algorithm: Algorithm[Any, Any, Any]) -> None:
-        self.database, self.algorithm = database, algorithm
+    def __init__(
+        self, database: Database, algorithm: Algorithm[Any, Any, Any], optimizer: ServerOptimizer | None = None
+    ) -> None:
+        self.database, self.algorithm, self.optimizer = database, algorithm, optimizer
         self.start = database.tree("start")
         client = algorithm.init_client(contract.private_copy(self.start))
         self.fresh = Account(algorithm.init_ledger(contract.private_copy(self.start)), algorithm.address(client))
         """The account of a client before its first counted upload."""
         like, kept = first_server_state(algorithm, contract.private_copy(self.start)), database.tree("server")
-        self.state = ServerState(restore(like.server, kept["server"]), restore(like.mean_ledger, kept["mean_ledger"]))
+        server, ledger = restore(like.server, kept["server"]), restore(like.mean_ledger, kept["mean_ledger"])
+        self.state = ServerState(server, ledger, kept.get("moments", {}))
         self.members = database.members()
         self._broadcast: EncodedBroadcast | None = None
 
@@ -171,7 +175,7 @@ class Accounts:
         for number, upload in uploads.items():
             mean.add(upload.tree, self.weight(number))
         each = {number: upload.tree for number, upload in uploads.items()}
-        state = close_round(self.algorithm, self.state, mean, self.total_weight(), round, each)
+        state = close_round(self.algorithm, self.state, mean, self.total_weight(), round, each, self.optimizer)
         self.broadcast_of(state)  # Encoding fails for a model that diverged; the round is not committed then.
         return state
 

@@ -21,7 +21,7 @@ from fedslr.deploy.server import Coordinator
 from fedslr.engine import contract, selection
 from fedslr.engine.aggregation import first_server_state
 from fedslr.report.html_report import write_report
-from fedslr.run.folders import difference, fixed_on_resume
+from fedslr.run.folders import difference, planner_of
 from fedslr.run.summary import Figures, summarize
 from fedslr.storage.run_folder import RunFolder
 
@@ -75,10 +75,10 @@ def _begin(database: Database, asked: Deployment) -> None:
 def require_same_federation(database: Database, asked: Deployment, path: Path) -> None:
     """Refuse to resume a run with a request that would have changed a finished round."""
     kept = options.from_text(database.fact("recipe"))
-    fixed, done = fixed_on_resume(kept.recipe.algorithm), database.fact("done")
+    planner, done = planner_of(kept.recipe.algorithm, kept.recipe.settings), database.fact("done")
     if asked.recipe.settings.rounds < done:
         raise FedslrError(f"rounds: got {asked.recipe.settings.rounds}, but {done} are done in {path}")
-    changed = difference(kept.recipe.to_toml(), asked.recipe.to_toml(), asked.recipe.algorithm.name, fixed)
+    changed = difference(kept.recipe.to_toml(), asked.recipe.to_toml(), planner)
     if (kept.options.shape, kept.options.classes) != (asked.options.shape, asked.options.classes):
         changed = "inputs or classes changed"
     if changed:

@@ -16,6 +16,7 @@ from fedslr.core import schema
 from fedslr.core.errors import FedslrError
 from fedslr.core.problem import Problem
 from fedslr.core.schema import Rule, countable, countable_from_zero, memory_size, positive
+from fedslr.engine.setup import require_optimizers
 from fedslr.run import recipe_text, recipes
 from fedslr.run.recipes import Recipe
 from fedslr.tasks import losses
@@ -71,10 +72,12 @@ class Deployment:
         settings = self.recipe.settings
         module = models.build(self.recipe.model.name, self.options.shape, self.options.classes, settings.seed)
         module = module.to(settings.torch_device(), settings.torch_dtype())
-        return Problem(module, losses.find(settings.loss), settings.weight_decay)
+        loss, personal = losses.find(settings.loss), settings.steps_of_personal_phase()
+        return Problem(module, loss, settings.weight_decay, settings.steps(), personal)
 
     def require_sound(self) -> None:
-        """Refuse a model that cannot be built; otherwise it would fail on the SuperLink's machine."""
+        """Refuse a model or an optimizer that would fail on the SuperLink's machine."""
+        require_optimizers(self.recipe.settings, self.recipe.algorithm)
         if self.recipe.model.name in models.MODELS:
             models.build(self.recipe.model.name, self.options.shape, self.options.classes, seed=0)
 

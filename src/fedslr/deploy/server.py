@@ -45,7 +45,7 @@ class Coordinator:
         self.folder, self.database, self.asked, self.post, self.say = folder, database, asked, post, say
         self.options, self.settings, self.algorithm = asked.options, asked.recipe.settings, asked.recipe.algorithm
         self.select, self.run, self.done = select, str(database.fact("run")), int(database.fact("done"))
-        self.accounts = Accounts(database, self.algorithm)
+        self.accounts = Accounts(database, self.algorithm, self.settings.server_optimizer)
         self.adviser = Adviser(self.algorithm, self.accounts.start, self.settings, say)
         self.exchange = Exchange(self.accounts, asked, post, say, clock)
         self.seconds = {**dict.fromkeys(PHASES, 0.0), **(database.fact("seconds") or {})}

@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 
 from fedslr.core.algorithm import Algorithm, LedgerChange
 from fedslr.core.errors import FedslrError, WireError
-from fedslr.core.tree import Mean
+from fedslr.core.server_optimizers import ServerOptimizer
+from fedslr.core.tree import Mean, Tree
 from fedslr.core.types import Params, Payload, Round
 from fedslr.engine import contract
 
@@ -35,6 +36,8 @@ class ServerState(NamedTuple):
 
     server: Any
     mean_ledger: Any
+    moments: Tree = {}  # noqa: RUF012
+    """The moments of the server's optimizer; empty before the first round, and without an optimizer."""
 
 
 def first_server_state(algorithm: Algorithm[Any, Any, Any], w: Params) -> ServerState:
@@ -67,6 +70,7 @@ def close_round(
     total_weight: float,
     round: Round,
     each: Mapping[int, Payload] | None = None,
+    optimizer: ServerOptimizer | None = None,
 ) -> ServerState:
     """Book the uploads of a round in the mean ledger and aggregate them; return the state unchanged if none counted.
 
@@ -77,6 +81,7 @@ def close_round(
         total_weight: Σ ω over all clients of the federation.
         round: The round.
         each: share·upload by client, for a method that must see every upload.
+        optimizer: The server's optimizer, whose step the server adds to its model in place of the mean upload.
     """
     if uploads.weight == 0:
         return state
@@ -84,8 +89,9 @@ def close_round(
     share = torch.tensor(uploads.weight / total_weight, dtype=torch.float64)
     after = book(algorithm, state.mean_ledger, mean, share, round)
     change = LedgerChange(state.mean_ledger, after)
-    server = algorithm.aggregate(state.server, change, mean if algorithm.server_sees == "mean" else each, round)
-    return ServerState(server, after)
+    update, moments = (mean, state.moments) if optimizer is None else optimizer.step(mean, state.moments)
+    server = algorithm.aggregate(state.server, change, update if algorithm.server_sees == "mean" else each, round)
+    return ServerState(server, after, moments)
 
 
 def with_member(mean_ledger: Any, total_weight: float, ledger: Any, weight: float) -> Any:

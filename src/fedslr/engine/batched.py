@@ -149,7 +149,9 @@ class Batched(Eager):
         self.device, self._asked, self._warn = work.device, asked, warn
         self.shapes = Shapes(work.examples or [len(c.y) for c in self.clients], work.batch_size)
         problem = self.problem
-        self.cohort_problem = self.problem_kind(problem.model, problem.loss_function, problem.weight_decay)
+        self.cohort_problem = self.problem_kind(
+            problem.model, problem.loss_function, problem.weight_decay, problem.steps, problem.personal_steps
+        )
         self.cohort_problem.tf32 = problem.tf32
         self._batches: dict[tuple[int, Shape, bool], CohortBatches] = {}
         self.one_by_one: set[str] = set()
@@ -216,7 +218,8 @@ class Batched(Eager):
             return client, upload, method.address(client)
 
         def personalize(client: Any, payload: Payload, data: Any) -> Any:
-            made = method.personalize(self.cohort_problem, client, payload, data, round)
+            problem, now = self.cohort_problem.in_personal_phase(), round.in_personal_phase()
+            made = method.personalize(problem, client, payload, data, now)
             return contract.require_state("personalize", made)
 
         clients, uploads, addresses = self._each(update, batches, states, payload, shared)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedslr.core import seeds
-from fedslr.core.types import Batch
+from fedslr.core.types import Amount, Batch, Steps, count_batches
 from fedslr.data.augment import FlipsAndCrops, apply_flips_and_crops, draw_flips_and_crops
 from fedslr.data.client_data import ClientData
 from fedslr.data.normalization import inputs
@@ -57,7 +57,7 @@ class Passes(NamedTuple):
     y: Tensor
     weight: Tensor
     active: Tensor
-    """(clients, steps): whether the client has that step."""
+    """(clients, steps): whether the client has that step. A batch that follows the last step is no step."""
     partner: Tensor
     """(clients, steps): the step whose batch comes next in the same epoch; the first after the last."""
 
@@ -108,7 +108,7 @@ class CohortBatches:
     def __init__(self, shape: Shape, work: Workload) -> None:
         self.shape, self.seed, self.crop_padding = shape, work.seed, work.crop_padding
         self.normalization, self.dtype, self.device = work.normalization, work.dtype, work.device
-        self.passes: dict[tuple[int, int], Passes] = {}
+        self.passes: dict[tuple[Amount, int], Passes] = {}
         self.cohort: Sequence[int] = ()
         self.between_steps: Callable[[], None] = lambda: None
         """Called before every step; an engine may want to know."""
@@ -138,15 +138,17 @@ class CohortBatches:
         else:
             self.counts.copy_(found)
 
-    def take(self, count: int, phase: int) -> Passes:
-        """Return the padded batches of `count` epochs of a training phase."""
+    def take(self, count: Amount, phase: int) -> Passes:
+        """Return the padded batches of `count` epochs, or of some steps, of a training phase."""
         if (count, phase) not in self.passes:
             self.passes[count, phase] = self._make(count, phase)
         return self.passes[count, phase]
 
-    def _make(self, count: int, phase: int) -> Passes:
+    def _make(self, count: Amount, phase: int) -> Passes:
         clients, batch = len(self.cohort), self.shape.batch
-        slots = count * self.shape.steps * batch
+        most = count_batches(count, self.shape.steps)
+        # The last of a number of steps may be paired with the batch after it.
+        slots = (most + isinstance(count, Steps)) * batch
         order = np.zeros((clients, slots), np.int64)
         weight = np.zeros((clients, slots))
         augmentation = FlipsAndCrops(np.zeros((clients, slots), bool), *np.full((2, clients, slots), self.crop_padding))
@@ -155,21 +157,22 @@ class CohortBatches:
         for i, (client, examples) in enumerate(zip(self.cohort, self.examples, strict=True)):
             rng = seeds.generator(seeds.SHUFFLE, self.seed, self.round, client, phase)
             steps = -(-examples // batch)
-            for epoch in range(count):
-                at = slice(epoch * steps * batch, epoch * steps * batch + examples)
-                order[i, at] = begin + rng.permutation(examples)
-                weight[i, at] = 1 / batch
-                if examples % batch:
-                    weight[i, at.stop - examples % batch : at.stop] = 1 / (examples % batch)
+            last = -(-count_batches(count, steps) // steps) * steps  # of whole passes
+            for first in range(0, last, steps):
+                at = slice(first * batch, min(first * batch + examples, slots))
+                kept = at.stop - at.start
+                order[i, at] = begin + rng.permutation(examples)[:kept]
+                weight[i, at] = _weights(examples, batch)[:kept]
                 if self.crop_padding:
                     for all_of_it, drawn in zip(
                         augmentation, draw_flips_and_crops(examples, self.crop_padding, rng), strict=True
                     ):
-                        all_of_it[i, at] = drawn
-                partner[i, epoch * steps : (epoch + 1) * steps] = epoch * steps + (np.arange(steps) + 1) % steps
-            order[i, count * steps * batch :] = begin
+                        all_of_it[i, at] = drawn[:kept]
+                following = first + (np.arange(steps) + 1) % steps
+                partner[i, first : first + steps] = following[: slots // batch - first]
+            order[i, last * batch :] = begin
             begin += examples
-        active = weight.reshape(clients, -1, batch)[:, :, 0] > 0
+        active = weight.reshape(clients, -1, batch)[:, :most, 0] > 0
         return self._gather(order, weight, augmentation, active, partner)
 
     def _gather(self, order: Any, weight: Any, augmentation: FlipsAndCrops, active: Any, partner: Any) -> Passes:
@@ -191,6 +194,14 @@ class CohortBatches:
     def _send(self, array: Any) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+
+def _weights(examples: int, batch: int) -> Any:
+    """Return the weight of every sample of a pass: 1/size of its batch."""
+    weights = np.full(examples, 1 / batch)
+    if short := examples % batch:
+        weights[-short:] = 1 / short
+    return weights
 
 
 def _row(x: Tensor, at: Tensor) -> Tensor:
@@ -268,15 +279,15 @@ class CohortData:
         self.client = _row(batches.numbers, slot)
         self.num_examples: Any = batches.examples[0] if batches.counts is None else _row(batches.counts, slot)[0]
 
-    def epochs(self, count: int, phase: int = 0) -> Any:
+    def epochs(self, count: Amount, phase: int = 0) -> Any:
         return StepsOf(self._batches, self._batches.take(count, phase), self._slot)
 
-    def pairs(self, count: int, phase: int = 0) -> Any:
+    def pairs(self, count: Amount, phase: int = 0) -> Any:
         return StepsOf(self._batches, self._batches.take(count, phase), self._slot, pairs=True)
 
     def first_batch(self, phase: int = 0) -> Any:
         return self.epochs(1, phase).batch(0)
 
-    def steps(self, count: int) -> Any:
+    def steps(self, count: Amount) -> Any:
         counts = self._batches.counts
-        return count * (self._batches.shape.steps if counts is None else _row(counts, self._slot)[1])
+        return count_batches(count, self._batches.shape.steps if counts is None else _row(counts, self._slot)[1])

@@ -70,7 +70,8 @@ class Eager:
         with self.seeded(number, round.number, phase=1), noting_client(round, number, self.algorithm.name):
             own, received = contract.private_copy((client, payload))
             data = self._data(number, round.number)
-            made = self.algorithm.personalize(self.problem, own, received, data, round)
+            problem, now = self.problem.in_personal_phase(), round.in_personal_phase()
+            made = self.algorithm.personalize(problem, own, received, data, now)
             return contract.require_state("personalize", made)
 
     def prepare_next(

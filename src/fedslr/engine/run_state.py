@@ -42,7 +42,8 @@ class RunState:
 
     def next_round(self, uploads: Mean, each: Mapping[int, Payload], round: Round) -> NextRound:
         """Return the server's state after a round and its broadcast; nothing here changes."""
-        after = close_round(self.algorithm, self.server_state, uploads, sum(self.weights), round, each)
+        optimizer = self.work.server_optimizer
+        after = close_round(self.algorithm, self.server_state, uploads, sum(self.weights), round, each, optimizer)
         return after, self.deliver(after)
 
     def advance(self, after: NextRound) -> None:

@@ -47,6 +47,7 @@ class Saving:
         server = {
             "server": plain(run.server_state.server),
             "ledger": plain(run.server_state.mean_ledger),
+            "moments": run.server_state.moments,
             "start": run.start,
         }
         self.checkpoints.save(run.done, server, run.store, notes)
@@ -123,5 +124,7 @@ def go_back(run: RunState, generation: Generation, kept: dict[str, Any]) -> None
         raise CheckpointError("the model is not the one this run began with; restore it, or begin another run")
     kept = factored.to_device(kept, run.work.device)
     first = first_server_state(run.algorithm, kept["start"])
-    server_state = ServerState(restore(first.server, kept["server"]), restore(first.mean_ledger, kept["ledger"]))
+    server_state = ServerState(
+        restore(first.server, kept["server"]), restore(first.mean_ledger, kept["ledger"]), kept.get("moments", {})
+    )
     run.start_from(kept["start"], server_state, generation.rounds)

@@ -10,7 +10,9 @@ import torch
 
 from fedslr.core import plugins, schema
 from fedslr.core.errors import FedslrError
+from fedslr.core.optimizers import OPTIMIZERS, PLAIN_SGD, LocalSteps, Optimizer
 from fedslr.core.schema import (
+    Choice,
     Rule,
     countable,
     countable_from_zero,
@@ -21,8 +23,10 @@ from fedslr.core.schema import (
     positive,
     seed_range,
 )
-from fedslr.core.types import Round
+from fedslr.core.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
+from fedslr.core.types import Round, Steps
 from fedslr.engine import selection
+from fedslr.engine.schedules import EXPONENTIAL, SCHEDULES, Course, Schedule
 from fedslr.tasks import losses
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -52,8 +56,23 @@ class Settings:
     batch_size: Annotated[int, countable, "samples per local step"] = 20
     epochs: Annotated[int, countable, "local passes for the global part"] = 2
     personal_epochs: Annotated[int, countable_from_zero, "local passes for a personal part"] = 1
+    local_steps: Annotated[int | None, countable, "batches for the global part, in place of epochs"] = None
+    personal_steps: Annotated[int | None, countable, "batches for a personal part, in place of personal_epochs"] = None
     lr: Annotated[float, positive, "local step size of the first round"] = 0.1
-    lr_decay: Annotated[float, fraction, "factor of the step size per round"] = 0.998
+    lr_decay: Annotated[float, fraction, "factor of the step size per round, for the schedule exponential"] = 0.998
+    schedule: Annotated[Schedule, Choice(SCHEDULES, "exponential"), "how lr changes from round to round"] = EXPONENTIAL
+    optimizer: Annotated[Optimizer, Choice(OPTIMIZERS, "sgd"), "how gradients become local steps"] = PLAIN_SGD.optimizer
+    grad_clip: Annotated[float, non_negative, "largest norm of the gradient of a local step; 0: no limit"] = 0.0
+    personal_lr: Annotated[float | None, positive, "lr of the personal phase; lr unless given"] = None
+    personal_optimizer: Annotated[
+        Optimizer | None, Choice(OPTIMIZERS, "sgd"), "optimizer of the personal phase; optimizer unless given"
+    ] = None
+    personal_grad_clip: Annotated[
+        float | None, non_negative, "grad_clip of the personal phase; grad_clip unless given"
+    ] = None
+    server_optimizer: Annotated[
+        ServerOptimizer | None, Choice(SERVER_OPTIMIZERS), "how a server that averages uses the mean update"
+    ] = None
     weight_decay: Annotated[float, non_negative, "weight of ½‖v‖² in every local loss"] = 1e-3
     loss: Annotated[str, loss_name, "what local training makes small"] = "cross_entropy"
     selection: Annotated[str, selection_name, "how a round's clients are drawn"] = "uniform"
@@ -99,9 +118,26 @@ class Settings:
         return self.clients_per_round
 
     def round(self, number: int) -> Round:
-        """Return the step sizes and epochs of a round, counted from 0."""
-        decay = self.lr_decay**number
-        return Round(number, self.rounds, self.lr * decay, decay, self.epochs, self.personal_epochs)
+        """Return the step sizes and the amounts of training of a round, counted from 0."""
+        decay = self.schedule.ratio(number, Course(self.rounds, self.lr, self.lr_decay))
+        return Round(
+            number,
+            self.rounds,
+            self.lr * decay,
+            decay,
+            self.epochs if self.local_steps is None else Steps(self.local_steps),
+            self.personal_epochs if self.personal_steps is None else Steps(self.personal_steps),
+            1.0 if self.personal_lr is None else self.personal_lr / self.lr,
+        )
+
+    def steps(self) -> LocalSteps:
+        """Return how gradients become steps in the global phase."""
+        return LocalSteps(self.optimizer, self.grad_clip)
+
+    def steps_of_personal_phase(self) -> LocalSteps:
+        """Return how gradients become steps in the personal phase."""
+        clip = self.grad_clip if self.personal_grad_clip is None else self.personal_grad_clip
+        return LocalSteps(self.personal_optimizer or self.optimizer, clip)
 
     def is_evaluated(self, done: int) -> bool:
         """Return whether clients are evaluated after this many rounds."""

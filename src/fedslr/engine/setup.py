@@ -13,7 +13,7 @@ from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError
 from fedslr.core.group import Group
 from fedslr.core.problem import Problem
-from fedslr.core.types import Loss
+from fedslr.core.types import Loss, Steps, count_batches
 from fedslr.data.described import DescribedFederation
 from fedslr.data.device_clients import clients_on_device
 from fedslr.data.federation import Federation
@@ -31,6 +31,12 @@ MAX_COHORT_PARAMETERS = 2**22
 MIN_COHORT = 4
 """Clients from which on training them together is faster."""
 
+PLAIN_STEPS = {
+    "global": 'optimizer = "sgd" and grad_clip = 0',
+    "personal": 'personal = { optimizer = "sgd", grad_clip = 0 }',
+}
+"""The settings that make the local steps of a phase plain SGD."""
+
 MAX_ROUND_INPUTS = 2**28
 """Numbers in the batches of a round up to which all may be made before it: one GiB in float32."""
 
@@ -47,6 +53,7 @@ def require_possible(settings: Settings, algorithm: Algorithm[Any, Any, Any], gr
             f"precision: got '{settings.precision}', but dtype = '{settings.dtype}' is multiplied exactly; "
             "expected auto or float32"
         )
+    require_optimizers(settings, algorithm)
     if settings.diagnostics and not algorithm.has_diagnostics:
         raise FedslrError(f"diagnostics: {algorithm.name} has no convergence theory here; set diagnostics = false")
     if group.size > 1 and settings.diagnostics:
@@ -55,6 +62,24 @@ def require_possible(settings: Settings, algorithm: Algorithm[Any, Any, Any], gr
         raise FedslrError(f"device: got '{settings.device}', but each process has its own; expected auto, cuda or cpu")
     if group.size > 1 and algorithm.server_sees == "each":
         raise FedslrError("torchrun: this method's server must see every upload; run it in one process")
+
+
+def require_optimizers(settings: Settings, algorithm: Algorithm[Any, Any, Any]) -> None:
+    """Refuse optimizers, of clients or of the server, that a method cannot use."""
+    if settings.server_optimizer is not None and not algorithm.averages():
+        raise FedslrError(
+            f"server_optimizer: got '{settings.server_optimizer.name}', but the server of {algorithm.name} does more "
+            "than average; leave it out, or choose a method such as fedavg"
+        )
+    by_phase = {"global": settings.steps(), "personal": settings.steps_of_personal_phase()}
+    for phase in algorithm.plain_sgd:
+        steps = by_phase[phase]
+        if not steps.is_plain:
+            clipped = f" with grad_clip = {steps.grad_clip:g}" if steps.grad_clip else ""
+            raise FedslrError(
+                f"optimizer: got '{steps.optimizer.name}'{clipped}, but {algorithm.name}'s {phase} phase needs sgd "
+                f"without grad_clip; set {PLAIN_STEPS[phase]}"
+            )
 
 
 def workload(
@@ -79,7 +104,8 @@ def workload(
     examples = [samples for samples, _ in federation.sizes]
     return Workload(
         algorithm=algorithm,
-        problem=Problem(module, loss, settings.weight_decay),
+        problem=Problem(module, loss, settings.weight_decay, settings.steps(), settings.steps_of_personal_phase()),
+        server_optimizer=settings.server_optimizer,
         clients=clients_on_device(federation, device, dtype),
         batch_size=settings.batch_size,
         seed=settings.seed,
@@ -118,9 +144,10 @@ def batching_is_faster(settings: Settings, work: Workload) -> bool:
     cohort = settings.cohort_size(len(work.examples))
     parameters = sum(p.numel() for p in work.problem.model.parameters())
     steps = [-(-n // settings.batch_size) for n in work.examples]
-    passes = settings.epochs + settings.personal_epochs
-    inputs = cohort * passes * max(steps) * settings.batch_size * work.clients[0].x.shape[1:].numel()
-    balanced = 2 * sum(steps) >= max(steps) * len(steps)
+    first = settings.round(0)
+    batches = sum(count_batches(amount, max(steps)) for amount in (first.epochs, first.personal_epochs))
+    inputs = cohort * batches * settings.batch_size * work.clients[0].x.shape[1:].numel()
+    balanced = isinstance(first.epochs, Steps) or 2 * sum(steps) >= max(steps) * len(steps)
     return (
         cohort >= MIN_COHORT
         and cohort * parameters <= MAX_COHORT_PARAMETERS

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.problem import Problem
+from fedslr.core.server_optimizers import ServerOptimizer
 from fedslr.core.types import Payload
 from fedslr.data.client_data import ClientData
 from fedslr.data.normalization import Normalization, inputs
@@ -44,6 +45,7 @@ class Workload:
     clients: Sequence[ClientData]
     batch_size: int
     seed: int
+    server_optimizer: ServerOptimizer | None = None
     crop_padding: int = 0
     normalization: Normalization | None = None
     examples: Sequence[int] = ()

@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedslr.algorithms import naming
-from fedslr.core import schema
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError
 from fedslr.core.group import Group
@@ -21,12 +20,12 @@ from fedslr.core.types import Loss
 from fedslr.data import build_federation
 from fedslr.data.federation import Federation
 from fedslr.engine import distributed
-from fedslr.engine.settings import CUSTOM, DTYPES, Settings
+from fedslr.engine.settings import CUSTOM, DTYPES
 from fedslr.engine.setup import require_possible
 from fedslr.models import MODELS
 from fedslr.run.execution import OnRound, RunRequest, execute
 from fedslr.run.recipe_text import dump
-from fedslr.run.recipes import Recipe
+from fedslr.run.recipes import Recipe, build_settings
 from fedslr.run.result import Result
 
 
@@ -66,7 +65,8 @@ def run(
             terminal or a notebook. Elsewhere, True prints a line per evaluation.
         track: The trackers that receive every round: tensorboard, mlflow, wandb.
         **settings: The fields of `fedslr.Settings`, such as rounds, clients_per_round, lr, batch_size, epochs, seed,
-            device and dtype. `selection` may be a function, see `fedslr.engine.selection`.
+            device and dtype. `selection` may be a function, see `fedslr.engine.selection`. A table of a recipe, such
+            as `optimizer`, is a dictionary.
 
     Returns:
         The models and figures of the run.
@@ -110,7 +110,7 @@ def checked_request(
     naming.require_usable(type(algorithm))
     selection = settings.get("selection")
     named_loss = "cross_entropy" if loss is cross_entropy else loss
-    checked = schema.build(Settings, _plain({**settings, "loss": named_loss})).with_resolved_precision()
+    checked = build_settings(_plain({**settings, "loss": named_loss})).with_resolved_precision()
     require_possible(checked, algorithm, group)
     table = dict(federation.options or {"name": federation.name, "clients": len(federation.clients)})
     return RunRequest(

@@ -24,7 +24,7 @@ from fedslr.engine.selection import Select
 from fedslr.engine.settings import CUSTOM, Settings
 from fedslr.report.html_report import write_report
 from fedslr.report.label_skew import MAX_COUNTED_CLIENTS, label_counts
-from fedslr.run.folders import has_results, has_rounds, open_together
+from fedslr.run.folders import has_results, has_rounds, open_together, planner_of
 from fedslr.run.progress import RunDisplay, is_watched
 from fedslr.run.result import Result
 from fedslr.run.summary import figures, is_rerunnable, summarize
@@ -67,7 +67,8 @@ def execute(request: RunRequest, group: Group) -> Result:
     with contextlib.ExitStack() as ending:
         folder = None
         if request.out is not None:
-            folder = open_together(group, request.out, request.resume, request.config, request.algorithm)
+            planner = planner_of(request.algorithm, request.settings)
+            folder = open_together(group, request.out, request.resume, request.config, planner)
             ending.callback(folder.close)
             if request.should_stop is None:
                 ending.enter_context(stop_on_ctrl_c(ctrl_c, request.warn))

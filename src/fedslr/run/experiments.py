@@ -12,6 +12,7 @@ from urllib.parse import quote
 from fedslr.core import schema
 from fedslr.core.errors import FedslrError
 from fedslr.core.schema import seed_range
+from fedslr.engine.setup import require_optimizers
 from fedslr.run import folders, recipes
 from fedslr.run.jobs import Job
 from fedslr.run.python_jobs import PythonJob
@@ -26,6 +27,8 @@ def comparison(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], out
     """Return a job for every method and seed. A method takes the recipe's hyperparameters for it, or its defaults."""
     chosen = [recipe.method(name) for name in methods]
     require_distinct("methods", [method.name for method in chosen], "fedslr,fedavg")
+    for method in chosen:
+        require_optimizers(recipe.settings, method)
     jobs = []
     for method, seed in itertools.product(chosen, seeds):
         name = f"{method.name}-seed{seed}"
@@ -46,6 +49,7 @@ def sweep(recipe: Recipe, over: Mapping[str, Sequence[Any]], seeds: Sequence[int
         for path, value in zip(paths, values, strict=True):
             recipes.change(table, path, value)
         changed = replace(recipes.complete(table), fixed_split=recipe.fixed_split)
+        require_optimizers(changed.settings, changed.algorithm)
         words = "-".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(over, values, strict=True))
         for seed in seeds:
             home = out / f"{folder_name(words)}-seed{seed}"
@@ -83,7 +87,7 @@ def require_fresh(jobs: Iterable[SavedJob], resume: bool) -> None:
         again = "go on with --resume (in Python, resume=True)"
         raise FedslrError(f"out: {home} already holds runs ({there[0].name}); {again}, or choose another")
     for job in there:
-        folders.require_same_run(job.run_folder, job.config, job.algorithm)
+        folders.require_same_run(job.run_folder, job.config, folders.planner_of(job.algorithm, job.settings))
 
 
 def require_no_run(home: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,22 @@ from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError, reason
 from fedslr.core.group import Group
 from fedslr.core.schema import flatten
+from fedslr.engine.settings import Settings
 from fedslr.report.saved_runs import read_run
-from fedslr.run.recipe_text import dotted
+from fedslr.run.recipe_text import dotted, setting_tables
 from fedslr.storage.run_folder import FEDERATION_DATABASE, RunFolder, SharedFolder
 
 RESUMABLE = {"rounds", "device", "store", "memory_budget", "evaluate_every", "checkpoint_every", "checkpoint_minutes"}
 """The settings that may change when a run is resumed: they change no round that was already made."""
 
 
-def open_together(
-    group: Group, path: Path, resume: bool, config: str, algorithm: Algorithm[Any, Any, Any]
-) -> RunFolder:
+def open_together(group: Group, path: Path, resume: bool, config: str, planner: str | None) -> RunFolder:
     """Return the run folder of all processes; the first one checks it and writes to it."""
     if not group.first:
         group.wait()
         return SharedFolder(path)
     _require_free(path, resume)
-    require_same_run(path, config, algorithm)
+    require_same_run(path, config, planner)
     folder = RunFolder(path)
     if group.size > 1:
         folder.share()
@@ -48,14 +46,14 @@ def _require_free(path: Path, resume: bool) -> None:
         raise FedslrError(f"out: {path} holds the runs of a comparison or a sweep; choose another folder")
 
 
-def require_same_run(path: Path, config: str, algorithm: Algorithm[Any, Any, Any]) -> None:
-    """Refuse a recipe that differs from that of the run in a folder."""
+def require_same_run(path: Path, config: str, planner: str | None) -> None:
+    """Refuse a recipe that differs from that of the run in a folder; `planner` is the result of `planner_of`."""
     # Nothing is kept of an attempt that finished no round, so another run may take its place.
     if not has_rounds(path):
         return
     kept = path / "config.toml"
     try:
-        changed = difference(kept.read_text("utf-8"), config, algorithm.name, fixed_on_resume(algorithm))
+        changed = difference(kept.read_text("utf-8"), config, planner)
     except FileNotFoundError:
         raise FedslrError(f"resume: {kept} is missing; restore it, or choose another folder") from None
     except (OSError, ValueError) as error:
@@ -81,17 +79,22 @@ def has_rounds(path: Path) -> bool:
     return (metrics_file.exists() and metrics_file.stat().st_size > 0) or any(manifests.glob("manifest-*.json"))
 
 
-def fixed_on_resume(algorithm: Algorithm[Any, Any, Any]) -> list[str]:
-    """Return the settings that may not change when a run of this method is resumed."""
-    return ["rounds"] if algorithm.planned else []
+def planner_of(algorithm: Algorithm[Any, Any, Any], settings: Settings) -> str | None:
+    """Return the method or the schedule whose rounds depend on their total number, which then may not change."""
+    if algorithm.planned:
+        return algorithm.name
+    return f"schedule '{settings.schedule.name}'" if settings.schedule.planned else None
 
 
-def difference(old: str, new: str, method: str, fixed: Collection[str] = ()) -> str | None:
+def difference(old: str, new: str, planner: str | None = None) -> str | None:
     """Return the first key in which two recipes may not differ if one resumes the other, with both values, or None."""
-    before, after = (flatten(tomllib.loads(text)) for text in (old, new))
-    allowed = {dotted(k) for k in RESUMABLE} - set(fixed)
-    for key in sorted(before.keys() | after.keys(), key=lambda key: (key != "algorithm.name", key)):
+    # A recipe of an earlier version lacks later settings; its run had what are their defaults now.
+    plain, grouped = setting_tables(Settings())
+    before, after = (flatten(grouped) | flatten(plain | tomllib.loads(text)) for text in (old, new))
+    allowed = {dotted(k) for k in RESUMABLE} - ({"rounds"} if planner else set())
+    names_first = lambda key: (key != "algorithm.name", not key.endswith(".name"), key)  # noqa: E731
+    for key in sorted(before.keys() | after.keys(), key=names_first):
         if key not in allowed and before.get(key) != after.get(key):
-            why = f"; rounds of {method} depend on it from the first on" if key in map(dotted, fixed) else ""
+            why = f"; rounds of {planner} depend on it from the first on" if planner and key == "rounds" else ""
             return f"{key} was {schema.show(before.get(key))}, now {schema.show(after.get(key))}{why}"
     return None

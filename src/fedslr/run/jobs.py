@@ -24,6 +24,7 @@ from fedslr.core.errors import FedslrError, Interrupted, show_traceback
 from fedslr.core.interrupts import STOP_SIGNALS
 from fedslr.core.machine import cores, machine_failure
 from fedslr.data import decode_to_cache
+from fedslr.engine.settings import Settings
 from fedslr.run import api
 from fedslr.run.progress import JobProgress
 from fedslr.run.recipes import Recipe
@@ -56,8 +57,12 @@ class Job(NamedTuple):
         return self.folder
 
     @property
+    def settings(self) -> Settings:
+        return self.recipe.settings
+
+    @property
     def rounds(self) -> int:
-        return self.recipe.settings.rounds
+        return self.settings.rounds
 
     @property
     def config(self) -> str:

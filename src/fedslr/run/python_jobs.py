@@ -13,6 +13,7 @@ from torch import nn
 from fedslr.core.algorithm import Algorithm
 from fedslr.core.errors import FedslrError
 from fedslr.core.group import Group
+from fedslr.engine.settings import Settings
 from fedslr.run.execution import RunRequest, execute
 from fedslr.run.reopen import open_run
 from fedslr.run.result import Result
@@ -32,8 +33,12 @@ class PythonJob:
         return self.request.out
 
     @property
+    def settings(self) -> Settings:
+        return self.request.settings
+
+    @property
     def rounds(self) -> int:
-        return self.request.settings.rounds
+        return self.settings.rounds
 
     @property
     def config(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,10 +16,17 @@ from fedslr.data import DataOptions
 from fedslr.engine.settings import Settings
 
 SETTING_TABLES = {
+    "personal": {"lr": "personal_lr", "optimizer": "personal_optimizer", "grad_clip": "personal_grad_clip"},
     "evaluate": {"every": "evaluate_every", "clients": "evaluate_clients"},
     "checkpoint": {"every": "checkpoint_every", "minutes": "checkpoint_minutes"},
 }
 """The tables of a recipe that group settings: the settings' names by table and key."""
+CHOICES = {
+    name: dict.fromkeys(["name", *(key for kind in choice.kinds.values() for key in schema.fields(kind))])
+    for name, hint in schema.hints(Settings).items()
+    if (choice := schema.choice_of(hint)) is not None
+}
+"""The options of all kinds of a setting that is a choice, such as `optimizer`, by the setting's name."""
 GROUPED = {field: (table, key) for table, keys in SETTING_TABLES.items() for key, field in keys.items()}
 PLAIN = [name for name in schema.fields(Settings) if name not in GROUPED]
 KEYS = [*PLAIN, "algorithm", "data", "model", *SETTING_TABLES, "methods", "compare", "sweep"]
@@ -43,13 +50,14 @@ def dotted(setting: str) -> str:
 
 def paths(method: type[Algorithm[Any, Any, Any]]) -> list[str]:
     """Return the dotted path of every key of a single run of a method."""
-    tables = {
+    tables: dict[str, Iterable[str]] = {
         "algorithm": ["name", *schema.fields(method)],
         "data": schema.fields(DataOptions),
         "model": schema.fields(ModelOptions),
         **SETTING_TABLES,
     }
-    return [*PLAIN, *(f"{table}.{key}" for table, keys in tables.items() for key in keys)]
+    in_tables = [f"{table}.{key}" for table, keys in tables.items() for key in keys]
+    return [*PLAIN, *in_tables, *(f"{dotted(name)}.{key}" for name, keys in CHOICES.items() for key in keys)]
 
 
 def paths_of(key: str, method: type[Algorithm[Any, Any, Any]]) -> list[str]:
@@ -62,15 +70,23 @@ def dump(
     settings: Settings, algorithm: Algorithm[Any, Any, Any], data: Mapping[str, Any], model: Mapping[str, Any]
 ) -> str:
     """Return a recipe as TOML."""
-    values = dataclasses.asdict(settings)
     method = {"name": naming.name_of(type(algorithm)), **dataclasses.asdict(algorithm)}  # type: ignore[call-overload]
-    lines = [f"{name} = {toml_value(values[name])}" for name in PLAIN if values[name] is not None]
-    tables: dict[str, Mapping[str, Any]] = {"algorithm": method, "data": data, "model": model}
-    for name, keys in SETTING_TABLES.items():
-        tables[name] = {key: values[field] for key, field in keys.items()}
-    for name, table in tables.items():
+    plain, grouped = setting_tables(settings)
+    lines = [f"{name} = {toml_value(value)}" for name, value in plain.items()]
+    for name, table in {"algorithm": method, "data": data, "model": model, **grouped}.items():
         lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in table.items() if v is not None)]
     return "\n".join(lines) + "\n"
+
+
+def setting_tables(settings: Settings) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return all settings that are given, as a recipe has them: the plain ones, and the others by their tables."""
+
+    def given(names: Mapping[str, str]) -> dict[str, Any]:
+        values = {key: getattr(settings, name) for key, name in names.items()}
+        return {k: schema.to_table(v) if dataclasses.is_dataclass(v) else v for k, v in values.items() if v is not None}
+
+    grouped = {table: given(keys) for table, keys in SETTING_TABLES.items()}
+    return given({name: name for name in PLAIN}), {table: keys for table, keys in grouped.items() if keys}
 
 
 OTHER_TABLES = """
@@ -110,10 +126,27 @@ def template(method: str) -> str:
             line = f"# {option.name} =" if option.default is None else f"{option.name} = {toml_value(option.default)}"
             meaning = "; ".join(filter(None, (option.help, "" if option.kind == "a text" else option.kind)))
             lines.append(f"{line:<28}  # {' '.join(meaning.split())}" if meaning else line)
+            lines += _kinds(option.name) if not name else []
     return "\n".join(lines) + "\n" + OTHER_TABLES
 
 
-def toml_value(value: str | bool | float) -> str:
-    """Return a value as TOML."""
+def _kinds(setting: str) -> list[str]:
+    """Return a comment for every option of a setting that is a choice, with the kinds that have the option."""
+    choice = schema.choice_of(schema.hints(Settings)[setting])
+    kinds_with: dict[schema.Option, list[str]] = {}
+    for name, kind in choice.kinds.items() if choice else ():
+        for option in schema.describe(kind):
+            kinds_with.setdefault(option, []).append(name)
+    lines = []
+    for option, names in kinds_with.items():
+        line = f"#   {option.name} =" + ("" if option.default is None else f" {toml_value(option.default)}")
+        lines.append(f"{line:<28}  # of {', '.join(names)}: {option.help}; {option.kind}")
+    return lines
+
+
+def toml_value(value: Any) -> str:
+    """Return a value as TOML. A table is written in one line."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items() if v is not None) + " }"
     # JSON's strings, numbers and booleans are TOML's too.
     return json.dumps(value, ensure_ascii=False)

@@ -99,13 +99,7 @@ def parse(table: Mapping[str, Any]) -> Recipe:
         if key in KEYS and key not in PLAIN:
             _require_table(key, value)
     _require_known(table, KEYS, "the recipe", lambda key: _hint(table, key))
-    flat = {k: table[k] for k in PLAIN if k in table}
-    kinds = schema.hints(Settings)
-    for name, keys in SETTING_TABLES.items():
-        options = table.get(name, {})
-        _require_known(options, keys, name)
-        flat |= {keys[k]: schema.check_value(f"{name}.{k}", v, kinds[keys[k]]) for k, v in options.items()}
-    settings = schema.build(Settings, flat)
+    settings = build_settings({k: table[k] for k in (*PLAIN, *SETTING_TABLES) if k in table})
     data = schema.build(DataOptions, table.get("data", {}), "data")
     fixed = data.seed is not None
     if not fixed:
@@ -114,6 +108,18 @@ def parse(table: Mapping[str, Any]) -> Recipe:
     settings.cohort_size(data.clients)
     method = make_algorithm(table.get("algorithm", {}))
     return Recipe(settings, method, data, model, **_experiment(table), fixed_split=fixed)
+
+
+def build_settings(table: Mapping[str, Any]) -> Settings:
+    """Return the settings of a recipe, or of keyword arguments: names of settings, and tables that group some."""
+    flat = {k: v for k, v in table.items() if k not in SETTING_TABLES}
+    kinds = schema.hints(Settings)
+    for name, keys in SETTING_TABLES.items():
+        options = table.get(name, {})
+        _require_table(name, options)
+        _require_known(options, keys, name)
+        flat |= {keys[k]: schema.check_value(f"{name}.{k}", v, kinds[keys[k]]) for k, v in options.items()}
+    return schema.build(Settings, flat)
 
 
 def _without_compile(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -260,7 +266,8 @@ def change(table: dict[str, Any], path: str, value: Any) -> None:
     *tables, last = path.split(".")
     for name in tables:
         if not isinstance(table.get(name), dict):
-            table[name] = {}
+            # The name alone of one of several kinds is short for a table, as in optimizer = "adam".
+            table[name] = {"name": table[name]} if isinstance(table.get(name), str) else {}
         table = table[name]
     table[last] = value
 
