@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedslr.data.image_decoding import decoding_progress
-from fedslr.report.number_text import format_bytes, percent
+from fedslr.report.number_text import format_bytes
 from fedslr.run.jobs import Job, JobProgress
 from fedslr.storage.record import Record, read_records
 
@@ -90,7 +90,7 @@ class Display(_Live):
         super().__init__(progress_bars(quiet=quiet))
         self.rounds, self.folder, self.quiet = rounds, folder, quiet
         self.sent: tuple[int, int] | None = None
-        self.accuracy = ""
+        self.scores = ""
         self.task = self.progress.add_task("round", total=rounds, status="")
 
     def warn(self, text: str) -> None:
@@ -103,12 +103,12 @@ class Display(_Live):
             return
         down, up = self._sent_before(record.round) if self.sent is None else self.sent
         self.sent = down + record.bytes_down, up + record.bytes_up
-        if record.accuracy_personal is not None:
-            self.accuracy = _accuracies(record)
+        scores = record.scores_text()
+        self.scores = scores or self.scores
         rank = f"  rank {sum(record.rank.values())}" if record.rank else ""
-        status = f"{self.accuracy}{rank}  down {format_bytes(self.sent[0])}  up {format_bytes(self.sent[1])}"
+        status = f"{self.scores}{rank}  down {format_bytes(self.sent[0])}  up {format_bytes(self.sent[1])}"
         self.progress.update(self.task, completed=record.round, status=status)
-        if self.progress.disable and record.accuracy_personal is not None:
+        if self.progress.disable and scores:
             err_console.print(f"round {record.round}/{self.rounds}  {status}")
 
     def _sent_before(self, round: int) -> tuple[int, int]:
@@ -136,12 +136,7 @@ class ManyDisplay(_Live):
         self.done[progress.job] = progress.round
         self.progress.update(self.total, completed=sum(self.done.values()))
         self.progress.update(line, completed=progress.round)
-        if progress.accuracy_personal is not None:
-            status = _accuracies(progress)
-            self.progress.update(line, status=status, visible=progress.round < rounds)
+        if progress.scores is not None:
+            self.progress.update(line, status=progress.scores, visible=progress.round < rounds)
             if progress.round == rounds:
-                err_console.print(f"{progress.job}: {status}")
-
-
-def _accuracies(of: Record | JobProgress) -> str:
-    return f"global {percent(of.accuracy_global)}  personal {percent(of.accuracy_personal)}"
+                err_console.print(f"{progress.job}: {progress.scores}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedslr.core.errors import FedslrError, FedslrWarning
+from fedslr.core.targets import Targets
 
 ARRAY_NAMES = ("x", "y", "x_test", "y_test")
 
@@ -28,7 +29,7 @@ class ClientData:
     """One client's inputs and labels, for training and for testing.
 
     The first axis of every tensor counts samples. Inputs are floating-point numbers, integers such as tokens, or 8-bit
-    images. Labels are integers from 0 (int64).
+    images. Labels are those of the federation's task: integers (int64), or floating-point numbers.
     """
 
     x: Tensor
@@ -44,12 +45,12 @@ class ClientData:
         return f"<{len(self.y)} training and {len(self.y_test)} test samples>"
 
     def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
-        """Return the data on a device, with floating-point inputs as `dtype`; integer inputs keep their type."""
+        """Return the data on a device, with floating-point numbers as `dtype`; integers keep their type."""
 
-        def inputs(x: Tensor) -> Tensor:
+        def floats(x: Tensor) -> Tensor:
             return x.to(device, dtype) if x.is_floating_point() else x.to(device)
 
-        return ClientData(inputs(self.x), self.y.to(device), inputs(self.x_test), self.y_test.to(device))
+        return ClientData(*(floats(part) for part in (self.x, self.y, self.x_test, self.y_test)))
 
 
 def client_label(index: int, names: Sequence[str] | None) -> str:
@@ -68,7 +69,7 @@ def as_tensor(where: str, array: Any, labels: bool = False) -> Tensor:
             copy = copy.astype(np.int64, casting="same_kind" if copy.size else "unsafe")
         return torch.from_numpy(copy.astype(copy.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError) as error:
-        kind = f"integer class labels (encode class names by {LABEL_ENCODING})" if labels else "an array of numbers"
+        kind = f"an array of integer labels (encode names by {LABEL_ENCODING})" if labels else "an array of numbers"
         raise FedslrError(f"{where} is not {kind}: {' '.join(str(error).split())}") from error
 
 
@@ -78,7 +79,9 @@ def require_finite(where: str, x: Tensor) -> None:
         raise FedslrError(f"{where} has values that are not finite (NaN, infinity, above 3.4e38); clean the data first")
 
 
-def validate_client(label: str, client: ClientData, input_shape: Sequence[int], num_classes: int) -> None:
+def validate_client(
+    label: str, client: ClientData, input_shape: Sequence[int], num_classes: int, targets: Targets
+) -> None:
     """Refuse inputs of a wrong shape, inputs that are not finite, and labels that do not match the inputs."""
     for part, x, y in (("", client.x, client.y), ("_test", client.x_test, client.y_test)):
         if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1:] != tuple(input_shape) or not (len(x) or part):
@@ -87,16 +90,12 @@ def validate_client(label: str, client: ClientData, input_shape: Sequence[int], 
                 f"{label}: x{part} is a {type(x).__name__} of shape {list(x.shape)}, expected a tensor of shape "
                 f"[samples, {expected}]; every client needs training samples, and all clients need inputs of one shape"
             )
-        lowest, highest = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
-        if y.dtype != torch.int64 or y.shape != x.shape[:1] or lowest < 0 or highest >= num_classes:
-            raise FedslrError(
-                f"{label}: y{part} holds labels from {lowest} to {highest} of shape {list(y.shape)} and type {y.dtype},"
-                f" expected one label from 0 to {num_classes - 1} of type torch.int64 for each of {len(x)} samples"
-            )
+        if wrong := targets.misfit(y, len(x), num_classes):
+            raise FedslrError(f"{label}: y{part}: the labels {wrong}")
         require_finite(f"{label}: x{part}", x)
 
 
-def count_classes(clients: Sequence[ClientData], names: Sequence[str] | None) -> int:
+def count_labels(clients: Sequence[ClientData], names: Sequence[str] | None) -> int:
     """Return the highest label plus 1; refuse labels that are codes, and warn of labels that never occur."""
     highest = [max((int(y.max()) for y in (c.y, c.y_test) if y.numel()), default=0) for c in clients]
     classes = max(highest) + 1

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedslr.core.errors import FedslrError
+from fedslr.core.errors import FedslrError, suggest
+from fedslr.core.targets import TARGETS, count_classes, outputs_for
 from fedslr.data.client_data import (
     ARRAY_NAMES,
     ClientData,
     as_tensor,
     client_label,
-    count_classes,
+    count_labels,
     validate_client,
 )
 from fedslr.data.normalization import UNIT, Normalization, inputs
@@ -37,7 +38,7 @@ class Federation:
     """The clients' data. A list or tuple is validated at once. Any other sequence may read or generate a client's data
     whenever the client is indexed, and is validated then."""
     num_classes: int
-    """The number of classes."""
+    """The number of classes; of labels in a multilabel task, and of targets in a regression."""
     name: str = "arrays"
     """The name of the dataset in results."""
     options: Mapping[str, Any] | None = None
@@ -50,6 +51,8 @@ class Federation:
     """The names of the classes, from class 0 on, for readers of a model's outputs."""
     client_names: Sequence[str] | None = None
     """The names of the clients, from client 0 on."""
+    task: str = "classification"
+    """The task that the labels are for."""
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -65,10 +68,29 @@ class Federation:
                 )
         in_memory = self.clients if isinstance(self.clients, list | tuple) else [self.clients[0]]
         for i, client in enumerate(in_memory):
-            validate_client(client_label(i, self.client_names), client, self.input_shape, self.num_classes)
+            self.validate(i, client)
+
+    def validate(self, number: int, client: ClientData) -> None:
+        """Refuse a client's data that do not fit the federation."""
+        label = client_label(number, self.client_names)
+        validate_client(label, client, self.input_shape, self.num_classes, TARGETS[self.task])
+
+    def for_task(self, task: str) -> Federation:
+        """Return the federation for a task that its labels suit."""
+        if task == self.task:
+            return self
+        if task not in TARGETS:
+            raise FedslrError(f"task: got '{task}', no such task; {suggest(task, TARGETS)}")
+        labels = [y for c in self.clients for y in (c.y, c.y_test)]
+        return replace(self, task=task, num_classes=count_classes(task, labels))
 
     def __repr__(self) -> str:
         return f"<{self.name}: {len(self.clients)} clients, {self.num_classes} classes, inputs {self.input_shape}>"
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs that a model needs per sample, or per token of a sequence."""
+        return outputs_for(self.task, self.num_classes)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -94,18 +116,22 @@ class Federation:
         name: str = "arrays",
         class_names: Sequence[str] | None = None,
         client_names: Sequence[str] | None = None,
+        task: str = "classification",
     ) -> Federation:
         """Return a federation made from your own arrays.
 
         Args:
             clients: One mapping per client with the keys `x`, `y`, `x_test` and `y_test`. Arrays are numpy arrays,
                 tensors or lists. Their first axis counts samples; clients may hold different numbers of samples. All
-                inputs have one shape. Labels are integers from 0. If all inputs are 8-bit (uint8), they stay 8-bit in
-                memory, and the model receives them as numbers from 0 to 1.
+                inputs have one shape. If all inputs are 8-bit (uint8), they stay 8-bit in memory, and the model
+                receives them as numbers from 0 to 1. Labels are integers from 0, or what `task` says.
             num_classes: The number of classes; by default the length of `class_names`, or the highest label plus 1.
             name: The name of the dataset in results.
             class_names: The names of the classes, from class 0 on.
             client_names: A different name for every client. Exported models carry the name.
+            task: The kind of labels: `classification` (integers from 0), `binary` (0 and 1), `multilabel` (rows of 0
+                and 1), `regression` (numbers, or rows of numbers), or `sequence` (a row of integers per sample, one
+                for each token, and −100 where there is none).
 
         Returns:
             A federation that holds copies of the arrays.
@@ -118,9 +144,12 @@ class Federation:
             wards = [{"x": x, "y": y, "x_test": x_test, "y_test": y_test} for x, y, x_test, y_test in measurements]
             federation = fedslr.Federation.from_arrays(wards, client_names=["north", "south"])
         """
-        made = [_client_data(client_label(i, client_names), arrays) for i, arrays in enumerate(clients)]
+        if task not in TARGETS:
+            raise FedslrError(f"task: got '{task}', no such task; {suggest(task, TARGETS)}")
+        integer = TARGETS[task].integer
+        made = [_client_data(client_label(i, client_names), arrays, integer) for i, arrays in enumerate(clients)]
         if num_classes is None:
-            num_classes = count_classes(made, client_names) if made and class_names is None else len(class_names or ())
+            num_classes = _count(made, client_names, task) if made and class_names is None else len(class_names or ())
         made, eight_bit = _of_one_type(made, client_names)
         return cls(
             made,
@@ -129,16 +158,26 @@ class Federation:
             normalization=UNIT if eight_bit else None,
             class_names=None if class_names is None else [str(name) for name in class_names],
             client_names=None if client_names is None else [str(name) for name in client_names],
+            task=task,
         )
 
 
-def _client_data(label: str, arrays: Mapping[str, Any]) -> ClientData:
+def _count(clients: Sequence[ClientData], names: Sequence[str] | None, task: str) -> int:
+    """Return the number of classes, labels or targets that occur."""
+    if task == "classification":
+        return count_labels(clients, names)
+    return count_classes(task, [y for c in clients for y in (c.y, c.y_test)])
+
+
+def _client_data(label: str, arrays: Mapping[str, Any], integer: bool = True) -> ClientData:
     """Return one client's arrays as tensors."""
     if not isinstance(arrays, Mapping) or set(arrays) != set(ARRAY_NAMES):
         found = ", ".join(map(str, arrays)) if isinstance(arrays, Mapping) else type(arrays).__name__
         raise FedslrError(f"{label}: got {found or 'nothing'}, expected a mapping with {', '.join(ARRAY_NAMES)}")
     x, x_test = (as_tensor(f"{label}: {part}", arrays[part]) for part in ("x", "x_test"))
-    y, y_test = (as_tensor(f"{label}: {part}", arrays[part], labels=True) for part in ("y", "y_test"))
+    y, y_test = (as_tensor(f"{label}: {part}", arrays[part], labels=integer) for part in ("y", "y_test"))
+    if not integer:
+        y, y_test = (_as_float(part) for part in (y, y_test))
     if not x_test.numel() and not y_test.numel():
         # An empty list has no input shape.
         x_test, y_test = x[:0], y[:0]
@@ -176,8 +215,7 @@ class ClientsOnDevice(Sequence[ClientData]):
 
     def __getitem__(self, client: Any) -> Any:
         data = self.federation.clients[client]
-        label = client_label(client, self.federation.client_names)
-        validate_client(label, data, self.input_shape, self.federation.num_classes)
+        self.federation.validate(client, data)
         return data.to(self.device, self.dtype)
 
 

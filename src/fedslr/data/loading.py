@@ -32,6 +32,9 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
 PARTITIONED_DATASETS: dict[str, Callable[[Path], Federation]] = {"femnist": femnist}
 """Datasets by name that are already partitioned by client."""
 
+DATASET_TASKS: dict[str, str] = {}
+"""The tasks of datasets by name, where they are not classifications."""
+
 PARTITION_OPTIONS = ("split", "alpha", "reuse", "samples_per_client", "test_samples")
 """The options that only the partition of a pooled dataset uses."""
 
@@ -65,6 +68,10 @@ class DataOptions:
         kind, _, path = self.name.partition(":")
         return kind, path
 
+    def task(self) -> str:
+        """Return the task of the dataset's labels; for your own data, classification unless a recipe says otherwise."""
+        return DATASET_TASKS.get(self.name, "classification")
+
     def pooled(self) -> Dataset | None:
         """Return the dataset before its partition, or None if the data is already partitioned by client."""
         kind, path = self._kind_and_path()
@@ -72,18 +79,24 @@ class DataOptions:
             return image_folder(Path(path))
         return DATASETS[self.name](Path(self.root)) if self.name in DATASETS else None
 
-    def partitioned(self) -> Federation:
+    def partitioned(self, task: str) -> Federation:
         """Return the federation of data that is already partitioned by client."""
         kind, path = self._kind_and_path()
         if kind == "npz":
-            return npz_federation(Path(path))
+            return npz_federation(Path(path), task)
         if self.name in PARTITIONED_DATASETS:
             return PARTITIONED_DATASETS[self.name](Path(self.root))
         made = plugins.function("data.name", self.name)()
-        return made if isinstance(made, Federation) else Federation.from_arrays(made, name=self.name)
+        return (
+            made.for_task(task)
+            if isinstance(made, Federation)
+            else Federation.from_arrays(made, name=self.name, task=task)
+        )
 
 
-def load(name: str = "digits", *, warn: Callable[[str], None] | None = None, **options: Any) -> Federation:
+def load(
+    name: str = "digits", *, task: str | None = None, warn: Callable[[str], None] | None = None, **options: Any
+) -> Federation:
     """Return a federation made from a dataset.
 
     A pooled dataset is partitioned over clients. Every client's test set has the label ratio of its training set. Data
@@ -92,6 +105,7 @@ def load(name: str = "digits", *, warn: Callable[[str], None] | None = None, **o
     Args:
         name: `digits`, `cifar10`, `cifar100`, `tinyimagenet`, `femnist`, `imagefolder:PATH`, `npz:PATH`, or
             `module:function` of your own, which returns a `Federation` or what `Federation.from_arrays` takes.
+        task: The task that the labels are for, see `Federation.from_arrays`; by default the dataset's own.
         warn: A function that is called with the text of every warning; by default `warnings.warn`.
         **options: The keys of a recipe's `data` table:
 
@@ -120,23 +134,25 @@ def load(name: str = "digits", *, warn: Callable[[str], None] | None = None, **o
         result = fedslr.run(fedslr.FedSLR(), federation, model="cnn", rounds=30)
     """
     checked = schema.build(DataOptions, {"name": name, "seed": 0, **options}, "data")
-    return build_federation(checked, warn or (lambda text: warnings.warn(text, stacklevel=5)))
+    return build_federation(checked, warn or (lambda text: warnings.warn(text, stacklevel=5)), task)
 
 
 def decode_to_cache(options: DataOptions) -> None:
     """Decode a dataset to its cache, before several processes need it at once."""
     if options.pooled() is None and options.name in PARTITIONED_DATASETS:
-        options.partitioned()
+        options.partitioned(options.task())
 
 
-def build_federation(options: DataOptions, warn: Callable[[str], None] = lambda text: None) -> Federation:
-    """Return the federation that data options describe.
+def build_federation(
+    options: DataOptions, warn: Callable[[str], None] = lambda text: None, task: str | None = None
+) -> Federation:
+    """Return the federation that data options describe, for a task: by default that of the dataset.
 
     Of data that is already partitioned, the first `options.clients` clients are taken.
     """
-    data = options.pooled()
+    data, task = options.pooled(), task or options.task()
     if data is None:
-        found = options.partitioned()
+        found = options.partitioned(task)
         _warn_of_ignored_options(options, len(found.clients), warn)
         names = None if found.client_names is None else found.client_names[: options.clients]
         return replace(found, clients=found.clients[: options.clients], client_names=names, options=asdict(options))
@@ -147,7 +163,7 @@ def build_federation(options: DataOptions, warn: Callable[[str], None] = lambda 
             f"data.test_samples: got {test_samples}, too few for test sets with the clients' label ratios: all test "
             "sets are empty; choose more"
         )
-    return Federation(
+    made = Federation(
         clients,
         data.num_classes,
         options.name,
@@ -155,7 +171,9 @@ def build_federation(options: DataOptions, warn: Callable[[str], None] = lambda 
         data.crop_padding if options.augment else 0,
         data.normalization,
         data.class_names,
+        task=options.task(),
     )
+    return made.for_task(task)
 
 
 def _partition(

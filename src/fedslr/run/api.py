@@ -37,7 +37,7 @@ def run(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    loss: Loss | str = cross_entropy,
+    loss: Loss | str | None = None,
     on_round: Callable[[Record], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     warn: Callable[[str], None] | None = None,
@@ -55,7 +55,8 @@ def run(
         model: The name of a model, or an `nn.Module` whose weights are the starting point.
         out: The folder of the run. Without one nothing is written, and the run cannot be resumed.
         resume: Whether to go on with the run in `out`.
-        loss: The name of a loss, or a function of a batch's outputs and labels that returns their mean loss.
+        loss: The name of a loss, or a function of a batch's outputs and targets that returns the loss of every sample,
+            or the mean loss. By default the task's own loss.
         on_round: Called with the record of every finished round.
         should_stop: Asked after every round; if it returns true, the run saves and raises `Interrupted`. Without it,
             ctrl-C ends a run that has a folder after its current round.
@@ -82,6 +83,8 @@ def run(
     selection = settings.get("selection")
     named_loss = "cross_entropy" if loss is cross_entropy else loss
     checked = schema.build(Settings, _plain({**settings, "loss": named_loss})).with_resolved_precision()
+    federation = federation.for_task(checked.task or federation.task)
+    checked = checked.for_task(federation.task)
     group = distributed.join()
     require_possible(checked, algorithm, group)
     table = dict(federation.options or {"name": federation.name, "clients": len(federation.clients)})
@@ -106,11 +109,11 @@ def run(
 def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None = None, **options: Any) -> Result:
     """Run a recipe in a folder; `options` are the fields of `RunRequest` that a recipe does not have."""
     warn = warn or warnings.warn
-    recipe = replace(recipe, settings=recipe.settings.with_resolved_precision())
+    recipe = resolved(recipe)
     group = distributed.join()
     require_possible(recipe.settings, recipe.algorithm, group)
     # The first process decodes images for all.
-    federation = group.after_first(lambda: build_federation(recipe.data, warn))
+    federation = group.after_first(lambda: build_federation(recipe.data, warn, recipe.settings.task))
     request = RunRequest(
         algorithm=recipe.algorithm,
         federation=federation,
@@ -124,6 +127,12 @@ def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None 
     return execute(request, group)
 
 
+def resolved(recipe: Recipe) -> Recipe:
+    """Return a recipe with the precision, the task, the loss and the metrics that its run will have."""
+    settings = recipe.settings.with_resolved_precision()
+    return replace(recipe, settings=settings.for_task(settings.task or recipe.data.task()))
+
+
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Replace torch's own types, and functions, by the names that recipes use."""
     names: dict[Any, str] = {dtype: name for name, dtype in DTYPES.items()}
@@ -131,6 +140,8 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     def named(key: str, value: Any) -> Any:
         if isinstance(value, torch.dtype | torch.device):
             return names.get(value, str(value))
+        if key == "metrics" and not isinstance(value, str):
+            return tuple(f"{one.__module__}:{one.__name__}" if callable(one) else one for one in value)
         return CUSTOM if key in ("selection", "loss") and callable(value) else value
 
     return {key: named(key, value) for key, value in settings.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def _train(request: RunRequest, simulation: Simulation, tracking: Tracking, ctrl
         name = folder.path.name if folder else request.algorithm.name
         tracking.start(TrackedRun(name, request.config, folder.path if folder else None), records)
     for record in simulation.rounds():
-        records.append(asdict(record))
+        records.append(record.flat())
         tracking.log(records[-1])
         if request.on_round is not None:
             request.on_round(record)

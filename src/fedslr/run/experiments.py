@@ -13,6 +13,7 @@ from fedslr.core import schema
 from fedslr.core.errors import FedslrError
 from fedslr.core.schema import seed_range
 from fedslr.run import folders, recipes
+from fedslr.run.api import resolved
 from fedslr.run.jobs import Job
 from fedslr.run.recipes import Recipe
 
@@ -77,5 +78,5 @@ def require_fresh(jobs: Iterable[Job], resume: bool) -> None:
         home = there[0].folder.parent
         raise FedslrError(f"out: {home} already holds runs ({there[0].name}); go on with --resume, or choose another")
     for job in there:
-        config = replace(job.recipe, settings=job.recipe.settings.with_resolved_precision()).to_toml()
+        config = resolved(job.recipe).to_toml()
         folders.require_same_run(job.folder, config, job.recipe.algorithm)

@@ -41,8 +41,8 @@ class JobProgress(NamedTuple):
 
     job: str
     round: int
-    accuracy_global: float | None
-    accuracy_personal: float | None
+    scores: str | None
+    """The headline metric of both models as text, after an evaluation."""
 
 
 class JobWarning(NamedTuple):
@@ -67,7 +67,7 @@ def run_job(job: Job, notify: Notify, should_stop: Callable[[], bool]) -> JobOut
     """Run one job, or the rounds that are left of it."""
 
     def on_round(record: Record) -> None:
-        notify(JobProgress(job.name, record.round, record.accuracy_global, record.accuracy_personal))
+        notify(JobProgress(job.name, record.round, record.scores_text()))
 
     try:
         api.run_recipe(

@@ -73,7 +73,7 @@ def open_run(
         memory_budget=None,
         diagnostics=False,
     )
-    data = federation or build_federation(recipe.data)
+    data = (federation or build_federation(recipe.data)).for_task(recipe.settings.task or recipe.data.task())
     simulation = Simulation(recipe.algorithm, data, model or recipe.model.name, settings, loss=loss, warn=warn)
     simulation.load_models(folder)
     rerunnable = federation is None and model is None and algorithm is None and loss is None
@@ -110,7 +110,7 @@ def _recipe(
         table["model"] = {}
     custom = table.get("loss") == CUSTOM
     if custom and loss is None:
-        warn("this run was given a loss in Python; methods that train for an evaluation use cross_entropy instead")
+        warn("this run was given a loss in Python; methods that train for an evaluation use the task's own")
     if custom or loss is not None:
         table.pop("loss", None)
     if algorithm is not None:

@@ -16,7 +16,8 @@ from fedslr.core.types import Params, Payload
 from fedslr.data.federation import Federation
 from fedslr.engine import contract
 from fedslr.engine.rounds import Simulation
-from fedslr.report.number_text import percent
+from fedslr.storage.statistics import ACCURACY, Headline, headline_of
+from fedslr.tasks.scoring import Scorer
 
 
 class Result:
@@ -43,11 +44,23 @@ class Result:
         self.out = simulation.folder.path if simulation.folder else out
 
     def __repr__(self) -> str:
-        accuracy, s = self.summary["accuracy"], self.summary
+        s, metric = self.summary, self.headline
+        score = s[metric.name]
         return (
             f"<{s['algorithm']} on {s['dataset']}, {s['rounds']} rounds: "
-            f"personal models {percent(accuracy['personal'])}, global model {percent(accuracy['global'])}>"
+            f"{'' if metric == ACCURACY else metric.words + ' '}personal models {metric.text(score['personal'])}, "
+            f"global model {metric.text(score['global'])}>"
         )
+
+    @property
+    def headline(self) -> Headline:
+        """The metric that stands for the others: its name, its direction and whether it is a share."""
+        return headline_of(self.summary)
+
+    @property
+    def scorer(self) -> Scorer:
+        """The losses and metrics of the run's evaluations."""
+        return self._simulation.state.work.scorer
 
     @property
     def algorithm(self) -> Algorithm[Any, Any, Any]:
