@@ -68,6 +68,20 @@ def cohort_of(clients: int, size: int, round: int) -> list[int]:
     return selection.draw(selection.uniform, size, [1] * clients, 0, round)
 
 
+def assert_alike(a: Any, b: Any, tolerance: float = 1e-10) -> None:
+    """Compare nested lists and dictionaries; floating-point numbers may differ by rounding."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        assert a.keys() == b.keys()
+        for key, value in a.items():
+            assert_alike(value, b[key], tolerance)
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_alike(one, other, tolerance)
+    else:
+        assert a == (pytest.approx(b, abs=tolerance, rel=tolerance) if isinstance(b, float) else b)
+
+
 @pytest.fixture
 def ragged() -> fedslr.Federation:
     """Five clients that hold 3 to 11 samples of 6 features."""

@@ -19,11 +19,12 @@ from fedslr.export.model_export import SUFFIXES, write
 from fedslr.export.model_export import export as of_run
 from fedslr.export.programs import has_onnx
 from fedslr.export.runtimes import runtimes
-from fedslr.report.number_text import format_bytes, percent
+from fedslr.report.number_text import format_bytes
 from fedslr.report.result_tables import Table
 from fedslr.report.table_formats import markdown
 from fedslr.run.reopen import open_run
 from fedslr.run.result import find_client
+from fedslr.storage.statistics import Headline
 
 Batch = Annotated[int, typer.Option(min=1, metavar="SAMPLES", help="Samples in the batch that is timed.")]
 
@@ -76,12 +77,13 @@ def export(
             again = f"fedslr run {folder / 'config.toml'} --out {folder} --resume"
             raise CheckpointError(f"{error}; where the run can go on, `{again}` makes that round again") from None
     facts = made.facts
-    accuracy = "not measured" if facts.accuracy is None else percent(facts.accuracy)
+    metric = Headline(**facts.about["metric"])
+    score = "not measured" if facts.score is None else metric.text(facts.score)
     for line in (
         f"{model_name(facts.client, facts.about['client_name'])}, {facts.format}, for {facts.purpose}: {made.path}",
         f"{format_bytes(facts.bytes)}, {100 * facts.bytes / facts.dense_bytes:.0f} % of the dense model's size "
         f"({format_bytes(facts.dense_bytes)})",
-        f"accuracy {accuracy}; answers differ from the dense model's by at most {facts.difference:.1g}",
+        f"{metric.words} {score}; answers differ from the dense model's by at most {facts.difference:.1g}",
         f"model card: {made.card}",
     ):
         typer.echo(line)

@@ -14,10 +14,11 @@ from fedslr.core.errors import FedslrError, Interrupted
 from fedslr.deploy import options, predict
 from fedslr.deploy.database import Database, open_database
 from fedslr.deploy.lifecycle import FAILURE_FILE, TAKEOVER_SECONDS, require_same_federation
-from fedslr.report.number_text import percent
 from fedslr.run.recipe_library import find_recipe
 from fedslr.storage.locks import is_taken
+from fedslr.storage.record import Record
 from fedslr.storage.run_folder import FEDERATION_DATABASE
+from fedslr.storage.statistics import find_headline
 
 app = typer.Typer(help="Run federations on several machines, with Flower.", rich_markup_mode=None)
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder, on the SuperLink's machine.")]
@@ -52,9 +53,10 @@ def demo(
         begun = loopback.begun(out / "run") is not None
         again = f"go on with: {_resuming(out / 'run')}" if begun else f"nothing was trained; remove {out}"
         raise Interrupted(f"stopped; {again}") from None
-    shared, own = last["accuracy_global_per_client"], last["accuracy_personal_per_client"]
+    metric = find_headline(last["metric"])
+    shared, own = (last[metric.key(model, per_client=True)] for model in ("global", "personal"))
     for number, one, all_of_them in zip(last.get("evaluated") or range(len(own)), own, shared, strict=True):
-        typer.echo(f"node {number}: personal model {percent(one)}, global model {percent(all_of_them)}")
+        typer.echo(f"node {number}: personal model {metric.text(one)}, global model {metric.text(all_of_them)}")
     typer.echo(f"everything is stopped; results in {out / 'run'} (look at {out / 'run' / 'report.html'})")
 
 
@@ -145,8 +147,7 @@ def status(out: Run, as_json: AsJson = False) -> None:
         return
     typer.echo(f"run {now['run']}: {now['done']} of {now['rounds']} rounds are done")
     if (measured := now["evaluation"]) is not None:
-        shared, own = percent(measured["accuracy_global"]), percent(measured["accuracy_personal"])
-        typer.echo(f"after round {measured['round']}: global {shared}, personal {own}")
+        typer.echo(f"after round {measured['round']}: {now['scores']}")
     for member in now["clients"]:
         rounds = member["counted_in"]
         last = f"counted in {len(rounds)} rounds, last in {rounds[-1]}" if rounds else "not counted yet"
@@ -173,13 +174,14 @@ def _standing(out: Path) -> dict[str, Any]:
     counted: dict[int, list[int]] = {}
     for client, number, *_ in database.counted():
         counted.setdefault(client, []).append(number + 1)
-    measured = next((r for r in reversed(database.records()) if r.get("accuracy_personal") is not None), None)
-    shown = ("round", "accuracy_global", "accuracy_personal")
+    records = [Record.read(record) for record in database.records()]
+    measured = next((record for record in reversed(records) if record.scores_text()), None)
     return {
         "run": database.fact("run"),
         "done": database.fact("done"),
         "rounds": recipe.settings.rounds,
-        "evaluation": None if measured is None else {key: measured.get(key) for key in shown},
+        "evaluation": None if measured is None else measured.means(),
+        "scores": None if measured is None else measured.scores_text(),
         "awaited": recipe.data.clients,
         "clients": [
             {

@@ -15,6 +15,7 @@ from fedslr.cli.display import out_console
 from fedslr.report.result_tables import DROPPED_WHEN_NARROW
 from fedslr.report.result_tables import Table as TextTable
 from fedslr.report.run_facts import run_facts
+from fedslr.storage.statistics import headline_of
 
 
 def print_table(made: TextTable) -> None:
@@ -86,6 +87,6 @@ def print_summary(summary: dict[str, Any], records: list[dict[str, Any]], width:
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    for row in run_facts(summary, records, width):
+    for row in run_facts(summary, records, headline_of(summary), width):
         table.add_row(*row)
     out_console.print(table)

@@ -238,7 +238,7 @@ class RunView(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The sizes, ranks and accuracies of a run at an evaluation, for `Algorithm.advise`."""
+    """The sizes, ranks and scores of a run at an evaluation, for `Algorithm.advise`."""
 
     round: Round
     """The round that was evaluated last."""

@@ -40,7 +40,8 @@ class Problem:
 
     Args:
         model: The model. Its own parameters are not changed: every function takes the parameters as an argument.
-        loss: A function of the outputs and the labels of a batch that returns the mean loss.
+        loss: A function of the outputs and the targets of a batch that returns the loss of every sample, or the mean
+            loss.
         weight_decay: The weight of ½‖v‖² in every local loss.
         steps: The optimizer of `descend` and its bound on gradients; plain SGD by default.
         personal_steps: The same for the personal phase; like `steps` by default.
@@ -105,7 +106,7 @@ class Problem:
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Return the mean loss f(params; batch), without weight decay."""
-        return self.loss_function(self.outputs(params, batch.x, train=True), batch.y)
+        return self.loss_function(self.outputs(params, batch.x, train=True), batch.y).mean()
 
     def loss_sum(self, params: Params, batch: Batch) -> Tensor:
         """Return the sum of the losses of a batch's samples, without weight decay."""

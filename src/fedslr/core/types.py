@@ -16,7 +16,7 @@ Payload = dict[str, Any]
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""A function of the outputs and the labels of a batch that returns the mean loss."""
+"""A function of the outputs and the targets of a batch that returns the loss of every sample, or the mean loss."""
 
 
 class Batch(NamedTuple):
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     x: Tensor
     """The inputs."""
     y: Tensor
-    """The labels."""
+    """The targets."""
 
 
 class Steps(NamedTuple):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedslr.core.errors import FedslrError, FedslrWarning
+from fedslr.core.targets import Targets
 
 ARRAY_NAMES = ("x", "y", "x_test", "y_test")
 PAIRS = (("x", "y"), ("x_test", "y_test"), ("x_val", "y_val"))
@@ -35,7 +36,7 @@ class ClientData:
     """One client's inputs and labels, for training, for testing and, if there are any, for validation.
 
     The first axis of every tensor counts samples. Inputs are floating-point numbers, integers such as tokens, or 8-bit
-    images. Labels are integers from 0 (int64).
+    images. Labels are those of the federation's task: integers (int64), or floating-point numbers.
     """
 
     x: Tensor
@@ -63,12 +64,12 @@ class ClientData:
             yield "_val", self.x_val, self.y_val
 
     def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
-        """Return the data on a device, with floating-point inputs as `dtype`; integer inputs keep their type."""
+        """Return the data on a device, with floating-point numbers as `dtype`; integers keep their type."""
 
-        def inputs(x: Tensor) -> Tensor:
+        def floats(x: Tensor) -> Tensor:
             return x.to(device, dtype) if x.is_floating_point() else x.to(device)
 
-        pairs = [(inputs(x), y.to(device)) for _, x, y in self.parts()]
+        pairs = [(floats(x), floats(y)) for _, x, y in self.parts()]
         return ClientData(*(tensor for pair in pairs for tensor in pair))
 
 
@@ -115,9 +116,7 @@ def as_tensor(where: str, array: Any, labels: bool = False) -> Tensor:
         held = "rows of different shapes" if copy is None else KINDS.get(copy.dtype.kind, f"type {copy.dtype}")
         expected = "an array of numbers; all its samples need one shape"
         if labels:
-            expected = (
-                f"integer class labels; convert class names by {LABEL_ENCODING}, and whole numbers by y.astype(int)"
-            )
+            expected = f"integer labels; convert class names by {LABEL_ENCODING}, and whole numbers by y.astype(int)"
         raise FedslrError(f"{where} holds {held}, expected {expected}") from error
 
 
@@ -127,7 +126,9 @@ def require_finite(where: str, x: Tensor) -> None:
         raise FedslrError(f"{where} has values that are not finite (NaN, infinity, above 3.4e38); clean the data first")
 
 
-def validate_client(label: str, client: ClientData, input_shape: Sequence[int], num_classes: int) -> None:
+def validate_client(
+    label: str, client: ClientData, input_shape: Sequence[int], num_classes: int, targets: Targets
+) -> None:
     """Refuse inputs of a wrong shape, inputs that are not finite, and labels that do not match the inputs."""
     for part, x, y in client.parts():
         if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1:] != tuple(input_shape) or not (len(x) or part):
@@ -136,16 +137,12 @@ def validate_client(label: str, client: ClientData, input_shape: Sequence[int], 
                 f"{label}: x{part} is a {type(x).__name__} of shape {list(x.shape)}, expected a tensor of shape "
                 f"[samples, {expected}]; every client needs training samples, and all clients need inputs of one shape"
             )
-        lowest, highest = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
-        if y.dtype != torch.int64 or y.shape != x.shape[:1] or lowest < 0 or highest >= num_classes:
-            raise FedslrError(
-                f"{label}: y{part} has shape {list(y.shape)}, type {y.dtype} and labels from {lowest} to {highest}; "
-                f"expected a label per sample, shape [{len(x)}], torch.int64 and labels from 0 to {num_classes - 1}"
-            )
+        if wrong := targets.misfit(y, len(x), num_classes):
+            raise FedslrError(f"{label}: y{part}: the labels {wrong}")
         require_finite(f"{label}: x{part}", x)
 
 
-def count_classes(clients: Sequence[ClientData], names: Sequence[str] | None) -> int:
+def count_labels(clients: Sequence[ClientData], names: Sequence[str] | None) -> int:
     """Return the highest label plus 1; refuse labels that are codes, and warn of labels that never occur."""
     highest = [max((int(y.max()) for _, _, y in c.parts() if y.numel()), default=0) for c in clients]
     classes = max(highest) + 1

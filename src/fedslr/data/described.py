@@ -59,6 +59,7 @@ def describe(federation: Federation, digest: str) -> dict[str, Any]:
         "options": federation.options and dict(federation.options),
         "input_shape": list(federation.input_shape),
         "num_classes": federation.num_classes,
+        "task": federation.task,
         "class_names": federation.class_names and list(federation.class_names),
         "client_names": federation.client_names and list(federation.client_names),
         "normalization": federation.normalization and federation.normalization._asdict(),
@@ -81,4 +82,5 @@ def described(facts: Mapping[str, Any]) -> DescribedFederation:
         shape=tuple(facts["input_shape"]),
         counts=[(train, test) for train, test in facts["sizes"]],
         digest=facts["digest"],
+        task=facts["task"],
     )

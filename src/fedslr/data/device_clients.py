@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedslr.data.client_data import ClientData, client_label, validate_client
+from fedslr.data.client_data import ClientData
 from fedslr.data.federation import Federation
 
 
@@ -23,8 +23,7 @@ class ClientsOnDevice(Sequence[ClientData]):
 
     def __getitem__(self, client: Any) -> Any:
         data = self.federation.clients[client]
-        label = client_label(client, self.federation.client_names)
-        validate_client(label, data, self.input_shape, self.federation.num_classes)
+        self.federation.validate(client, data)
         return data.to(self.device, self.dtype)
 
 

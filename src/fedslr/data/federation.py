@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedslr.core.errors import FedslrError, FedslrWarning
+from fedslr.core.errors import FedslrError, FedslrWarning, suggest
+from fedslr.core.targets import TARGETS, count_classes, outputs_for
 from fedslr.data import frames, hold_out, map_datasets, pools, tables
 from fedslr.data.client_data import (
     PAIRS,
     ClientData,
     as_tensor,
     client_label,
-    count_classes,
+    count_labels,
     validate_client,
 )
 from fedslr.data.normalization import UNIT, Normalization, inputs
@@ -41,7 +42,7 @@ class Federation:
     """The clients' data. A list or tuple is validated at once. Any other sequence may read or generate a client's data
     whenever the client is indexed, and is validated then."""
     num_classes: int
-    """The number of classes."""
+    """The number of classes; of labels in a multilabel task, and of targets in a regression."""
     name: str = "arrays"
     """The name of the dataset in results."""
     options: Mapping[str, Any] | None = None
@@ -56,6 +57,8 @@ class Federation:
     """The names of the clients, from client 0 on."""
     feature_names: Sequence[str] | None = None
     """The names of the inputs, for a federation that was made from a table."""
+    task: str = "classification"
+    """The task that the labels are for."""
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -71,10 +74,29 @@ class Federation:
                 )
         in_memory = self.clients if isinstance(self.clients, list | tuple) else [self.clients[0]]
         for i, client in enumerate(in_memory):
-            validate_client(client_label(i, self.client_names), client, self.input_shape, self.num_classes)
+            self.validate(i, client)
+
+    def validate(self, number: int, client: ClientData) -> None:
+        """Refuse a client's data that do not fit the federation."""
+        label = client_label(number, self.client_names)
+        validate_client(label, client, self.input_shape, self.num_classes, TARGETS[self.task])
+
+    def for_task(self, task: str) -> Federation:
+        """Return the federation for a task that its labels suit."""
+        if task == self.task:
+            return self
+        if task not in TARGETS:
+            raise FedslrError(f"task: got '{task}', no such task; {suggest(task, TARGETS)}")
+        labels = [y for c in self.clients for _, _, y in c.parts()]
+        return replace(self, task=task, num_classes=count_classes(task, labels))
 
     def __repr__(self) -> str:
         return f"<{self.name}: {len(self.clients)} clients, {self.num_classes} classes, inputs {self.input_shape}>"
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs that a model needs per sample, or per token of a sequence."""
+        return outputs_for(self.task, self.num_classes)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -109,6 +131,7 @@ class Federation:
         test: float = hold_out.TEST_PART,
         validation: float = 0.0,
         seed: int = 0,
+        task: str = "classification",
     ) -> Federation:
         """Return a federation made from your own arrays.
 
@@ -118,8 +141,9 @@ class Federation:
         Args:
             clients: One mapping per client with the keys `x` and `y`, and optionally `x_test` and `y_test`, and `x_val`
                 and `y_val`. Arrays are numpy arrays, tensors or lists. Their first axis counts samples; clients may
-                hold different numbers of samples. All inputs have one shape. Labels are integers from 0. If all inputs
-                are 8-bit (uint8), they stay 8-bit in memory, and the model receives them as numbers from 0 to 1.
+                hold different numbers of samples. All inputs have one shape. If all inputs are 8-bit (uint8), they stay
+                8-bit in memory, and the model receives them as numbers from 0 to 1. Labels are integers from 0, or what
+                `task` says.
             num_classes: The number of classes; by default the length of `class_names`, or the highest label plus 1.
             name: The name of the dataset in results.
             class_names: The names of the classes, from class 0 on.
@@ -129,6 +153,9 @@ class Federation:
             validation: The part of a client's training samples that is held out for validation, if the client has no
                 validation samples.
             seed: The seed of the hold-outs.
+            task: The kind of labels: `classification` (integers from 0), `binary` (0 and 1), `multilabel` (rows of 0
+                and 1), `regression` (numbers, or rows of numbers), or `sequence` (a row of integers per sample, one
+                for each token, and −100 where there is none).
 
         Returns:
             A federation that holds copies of the arrays.
@@ -141,13 +168,16 @@ class Federation:
             wards = [{"x": x, "y": y, "x_test": x_test, "y_test": y_test} for x, y, x_test, y_test in measurements]
             federation = fedslr.Federation.from_arrays(wards, client_names=["north", "south"])
         """
+        if task not in TARGETS:
+            raise FedslrError(f"task: got '{task}', no such task; {suggest(task, TARGETS)}")
         test, validation = hold_out.check_part("test", test), hold_out.check_part("validation", validation)
+        integer = TARGETS[task].integer
         made = [
-            hold_out.with_validation(_client_data(i, arrays, client_names, test, seed), validation, seed, i)
+            hold_out.with_validation(_client_data(i, arrays, client_names, integer, test, seed), validation, seed, i)
             for i, arrays in enumerate(clients)
         ]
         if num_classes is None:
-            num_classes = count_classes(made, client_names) if made and class_names is None else len(class_names or ())
+            num_classes = _count(made, client_names, task) if made and class_names is None else len(class_names or ())
         made, eight_bit = _of_one_type(made, client_names)
         return cls(
             made,
@@ -157,6 +187,7 @@ class Federation:
             class_names=None if class_names is None else [str(name) for name in class_names],
             client_names=None if client_names is None else [str(name) for name in client_names],
             feature_names=None if feature_names is None else [str(name) for name in feature_names],
+            task=task,
         )
 
     @classmethod
@@ -295,8 +326,15 @@ class Federation:
         return cls.from_arrays(clients, **options)
 
 
+def _count(clients: Sequence[ClientData], names: Sequence[str] | None, task: str) -> int:
+    """Return the number of classes, labels or targets that occur."""
+    if task == "classification":
+        return count_labels(clients, names)
+    return count_classes(task, [y for c in clients for _, _, y in c.parts()])
+
+
 def _client_data(
-    client: int, arrays: Mapping[str, Any], names: Sequence[str] | None, test: float, seed: int
+    client: int, arrays: Mapping[str, Any], names: Sequence[str] | None, integer: bool, test: float, seed: int
 ) -> ClientData:
     """Return one client's arrays as tensors; hold out test samples if there are none."""
     label = client_label(client, names)
@@ -309,7 +347,9 @@ def _client_data(
             f"{label}: got {given}, expected a mapping with x and y for every client, and optionally x_test and "
             "y_test, or x_val and y_val; without test data, x_test and y_test are empty lists"
         )
-    found = {name: as_tensor(f"{label}: {name}", arrays[name], labels=name.startswith("y")) for name in wanted}
+    found = {name: as_tensor(f"{label}: {name}", arrays[name], integer and name.startswith("y")) for name in wanted}
+    if not integer:
+        found |= {name: _as_float(found[name]) for name in wanted if name.startswith("y")}
     x, y = found["x"], found["y"]
     for x_name, y_name in PAIRS:
         if x_name in found and not found[x_name].numel() and not found[y_name].numel():

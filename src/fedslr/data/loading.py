@@ -36,6 +36,9 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
 PARTITIONED_DATASETS = ("femnist", "heart")
 """Datasets by name that are already partitioned by client."""
 
+DATASET_TASKS: dict[str, str] = {}
+"""The tasks of datasets by name, where they are not classifications."""
+
 POOL_OPTIONS = ("reuse", "samples_per_client", "test_samples")
 """The options that only the partition of a pooled dataset uses."""
 SPLIT_OPTIONS = ("split", "alpha", "classes_per_client")
@@ -96,6 +99,10 @@ class DataOptions:
         kind, _, path = self.name.partition(":")
         return kind, path
 
+    def task(self) -> str:
+        """Return the task of the dataset's labels; for your own data, classification unless a recipe says otherwise."""
+        return DATASET_TASKS.get(self.name, "classification")
+
     def pooled(self) -> Dataset | None:
         """Return the dataset before its partition, or None if the data is already partitioned by client."""
         kind, path = self._kind_and_path()
@@ -103,13 +110,13 @@ class DataOptions:
             return image_folder(Path(path))
         return DATASETS[self.name](Path(self.root)) if self.name in DATASETS else None
 
-    def partitioned(self, warn: Warn) -> Federation:
+    def partitioned(self, task: str, warn: Warn) -> Federation:
         """Return the federation of data that comes by client, or of a table."""
         kind, path = self._kind_and_path()
         if kind == "npz":
-            return npz_federation(Path(path))
+            return npz_federation(Path(path), task)
         if kind == "table":
-            return self._table(Path(path), warn)
+            return self._table(Path(path), task, warn)
         if self.name == "heart":
             return heart(**self._given("test", "validation", "standardize", "seed"), warn=warn)
         if self.name == "femnist":
@@ -117,13 +124,13 @@ class DataOptions:
         made = plugins.function("data.name", self.name)()
         if isinstance(made, Federation):
             return made
-        return Federation.from_arrays(made, name=self.name, **self._given("test", "validation", "seed"))
+        return Federation.from_arrays(made, name=self.name, task=task, **self._given("test", "validation", "seed"))
 
-    def _table(self, path: Path, warn: Warn) -> Federation:
+    def _table(self, path: Path, task: str, warn: Warn) -> Federation:
         frame, files = frames.read_tables(path)
         clients = self.client or (self.clients if files is None else files)
         options = self._given("features", "standardize", *SPLIT_OPTIONS, "test", "validation", "seed")
-        return Federation.from_frame(frame, str(self.target), clients, **options, name=path.stem, warn=warn)
+        return Federation.from_frame(frame, str(self.target), clients, **options, name=path.stem, task=task, warn=warn)
 
     def _given(self, *names: str) -> dict[str, Any]:
         """Return the options among these that have a value."""
@@ -139,7 +146,7 @@ class DataOptions:
         return {"heart": ("standardize", "test"), "npz": (), "femnist": ()}.get(kind, ("test",))
 
 
-def load(name: str = "digits", *, warn: Warn | None = None, **options: Any) -> Federation:
+def load(name: str = "digits", *, task: str | None = None, warn: Warn | None = None, **options: Any) -> Federation:
     """Return a federation made from a dataset.
 
     A pooled dataset is partitioned over clients. Every client's test set has the label ratio of its training set. Data
@@ -149,6 +156,7 @@ def load(name: str = "digits", *, warn: Warn | None = None, **options: Any) -> F
         name: `digits`, `cifar10`, `cifar100`, `tinyimagenet`, `femnist`, `heart`, `imagefolder:PATH`, `npz:PATH`,
             `table:PATH`, or `module:function` of your own, which returns a `Federation` or what
             `Federation.from_arrays` takes.
+        task: The task that the labels are for, see `Federation.from_arrays`; by default the dataset's own.
         warn: A function that is called with the text of every warning; by default `warnings.warn`.
         **options: The keys of a recipe's `data` table:
 
@@ -186,7 +194,7 @@ def load(name: str = "digits", *, warn: Warn | None = None, **options: Any) -> F
     plain = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     checked = schema.build(DataOptions, {"name": name, "seed": 0, **plain}, "data")
     told: list[str] = []
-    federation = build_federation(checked, warn or told.append)
+    federation = build_federation(checked, warn or told.append, task)
     for text in told:
         warnings.warn(text, stacklevel=2)
     return federation
@@ -195,23 +203,23 @@ def load(name: str = "digits", *, warn: Warn | None = None, **options: Any) -> F
 def decode_to_cache(options: DataOptions) -> None:
     """Decode a dataset to its cache, before several processes need it at once."""
     if options.pooled() is None and options.name in PARTITIONED_DATASETS:
-        options.partitioned(lambda text: None)
+        options.partitioned(options.task(), lambda text: None)
 
 
-def build_federation(options: DataOptions, warn: Warn = lambda text: None) -> Federation:
-    """Return the federation that data options describe.
+def build_federation(options: DataOptions, warn: Warn = lambda text: None, task: str | None = None) -> Federation:
+    """Return the federation that data options describe, for a task: by default that of the dataset.
 
     Of data that is already partitioned, the first `options.clients` clients are taken.
     """
-    data = options.pooled()
-    federation = _take_clients(options, warn) if data is None else _split(options, data)
+    data, task = options.pooled(), task or options.task()
+    federation = _take_clients(options, task, warn) if data is None else _split(options, data)
     _warn_of_ignored_options(options, warn)
-    return federation
+    return federation.for_task(task)
 
 
-def _take_clients(options: DataOptions, warn: Warn) -> Federation:
+def _take_clients(options: DataOptions, task: str, warn: Warn) -> Federation:
     """Return the first clients of data that is already partitioned, or the clients of a table."""
-    found = options.partitioned(warn)
+    found = options.partitioned(task, warn)
     _warn_of_client_count(options, len(found.clients), warn)
     names = None if found.client_names is None else found.client_names[: options.clients]
     clients = _with_validation(options, found.clients[: options.clients])
@@ -235,6 +243,7 @@ def _split(options: DataOptions, data: Dataset) -> Federation:
         data.crop_padding if options.augment else 0,
         data.normalization,
         data.class_names,
+        task=options.task(),
     )
 
 

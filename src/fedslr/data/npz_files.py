@@ -36,7 +36,7 @@ def read_npz(path: Path, names: Sequence[str] = ARRAY_NAMES) -> Arrays:
         ) from None
 
 
-def npz_federation(path: Path) -> Federation:
+def npz_federation(path: Path, task: str = "classification") -> Federation:
     """Return the federation of a folder with one npz file per client, or of one npz file for all clients.
 
     Every file holds `x`, `y`, `x_test` and `y_test`. A file for all clients also holds `client` and `client_test`, the
@@ -44,13 +44,13 @@ def npz_federation(path: Path) -> Federation:
     """
     files = sorted(path.glob("*.npz"), key=natural_order)
     if not files:
-        return _split_by_column(path, read_npz(path, (*ARRAY_NAMES, "client", "client_test")))
+        return _split_by_column(path, read_npz(path, (*ARRAY_NAMES, "client", "client_test")), task)
     return Federation.from_arrays(
-        [read_npz(file) for file in files], name=path.stem, client_names=[file.stem for file in files]
+        [read_npz(file) for file in files], name=path.stem, client_names=[file.stem for file in files], task=task
     )
 
 
-def _split_by_column(path: Path, arrays: Arrays) -> Federation:
+def _split_by_column(path: Path, arrays: Arrays, task: str) -> Federation:
     columns = {part: arrays["client_test" if part.endswith("test") else "client"] for part in ARRAY_NAMES}
     for part, column in columns.items():
         if column.ndim != 1 or arrays[part].shape[:1] != column.shape:
@@ -61,4 +61,4 @@ def _split_by_column(path: Path, arrays: Arrays) -> Federation:
     # A client that only `client_test` names is refused later, because it has no training samples.
     names = np.union1d(arrays["client"], arrays["client_test"])
     clients = [{part: arrays[part][column == name] for part, column in columns.items()} for name in names]
-    return Federation.from_arrays(clients, name=path.stem, client_names=list(map(str, names.tolist())))
+    return Federation.from_arrays(clients, name=path.stem, client_names=list(map(str, names.tolist())), task=task)

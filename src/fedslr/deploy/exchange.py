@@ -12,6 +12,7 @@ from fedslr.deploy.accounts import Accounts
 from fedslr.deploy.enrolment import Enrolment
 from fedslr.deploy.messages import DONE, ENROL, EVALUATE, LOST, TRAIN, Order, Report, quoted
 from fedslr.deploy.options import Deployment
+from fedslr.deploy.scores import NodeScores, unpack
 from fedslr.deploy.uploads import Upload, examine
 from fedslr.storage.record import Record
 
@@ -42,7 +43,7 @@ class Question:
     record: Record
     waiting: set[int] = field(default_factory=set)
     uploads: dict[int, Upload] = field(default_factory=dict)
-    evaluations: dict[int, Report] = field(default_factory=dict)
+    evaluations: dict[int, NodeScores] = field(default_factory=dict)
     enrolled: set[int] = field(default_factory=set)
     """The clients that had lost their state and were enrolled again."""
 
@@ -65,6 +66,7 @@ class Exchange:
         self.accounts, self.database, self.asked = accounts, accounts.database, asked
         self.post, self.say, self.clock = post, say, clock
         self.enrolment = Enrolment(accounts, asked, say)
+        self.scorer = asked.scorer()
         self.run = str(self.database.fact("run"))
         self._notes: dict[int, str] = {}
         """By client: the reason why its last message was refused, for its next order."""
@@ -186,8 +188,15 @@ class Exchange:
             upload = question.uploads[client] = self._examine(client, report)
             question.record.count_up(upload.size)
         else:
-            question.evaluations[client] = _plausible(report)
+            question.evaluations[client] = self._scores(report)
         question.waiting.discard(client)
+
+    def _scores(self, report: Report) -> NodeScores:
+        """Return the scores of an evaluation; raise a WireError if its figures are impossible."""
+        if report.parameters < 0:
+            raise WireError(f"its {report.parameters} parameters are impossible")
+        found = unpack(report.scores, self.scorer.metrics, self.accounts.algorithm.has_global_model)
+        return NodeScores(*found, report.parameters)
 
     def _examine(self, client: int, report: Report) -> Upload:
         options, accounts = self.asked.options, self.accounts
@@ -200,11 +209,3 @@ class Exchange:
 def sender_name(client: int | None, identity: str) -> str:
     """Return the name of a sender in log lines and errors."""
     return f"{'an unknown node' if client is None else f'client {client}'} ({identity[:16]})"
-
-
-def _plausible(report: Report) -> Report:
-    """Return the report of an evaluation; raise a WireError if its figures are impossible."""
-    accuracies = (report.accuracy_global, report.accuracy_personal)
-    if not all(value == -1 or 0 <= value <= 1 for value in accuracies) or report.parameters < 0:
-        raise WireError(f"its accuracies {accuracies} or its {report.parameters} parameters are impossible")
-    return report

@@ -252,7 +252,9 @@ def node_of(context: Context) -> Node:
         if key not in given:
             raise FedslrError(f"--node-config: '{key}' is missing; give the SuperNode client, data and store")
     path = Path(str(given["data"]))
-    return Node(Path(str(given["store"])), int(given["client"]), lambda classes: read_node_data(path, classes), say)
+    return Node(
+        Path(str(given["store"])), int(given["client"]), lambda classes, task: read_node_data(path, classes, task), say
+    )
 
 
 def _simulated(context: Context, number: int) -> Data:
@@ -261,13 +263,13 @@ def _simulated(context: Context, number: int) -> Data:
     if asked is None:
         raise FedslrError("recipe: Flower's simulation needs it in --run-config, to resume a run too; add recipe=…")
 
-    def data(classes: int) -> Federation:
-        whole = build_federation(asked.recipe.data)
+    def data(classes: int, task: str) -> Federation:
+        whole = build_federation(asked.recipe.data, task=task)
         if number >= len(whole.clients):
             raise FedslrError(
                 f"data.clients: Flower simulates node {number}, but the recipe has {len(whole.clients)} clients; set "
                 f"num-supernodes={len(whole.clients)}"
             )
-        return Federation([whole.clients[number]], classes, whole.name, normalization=whole.normalization)
+        return Federation([whole.clients[number]], classes, whole.name, normalization=whole.normalization, task=task)
 
     return data

@@ -112,6 +112,7 @@ def finish(coordinator: Coordinator) -> dict[str, Any]:
         coordinator.sizes(),
         coordinator.seconds,
         full_ranks(coordinator.accounts.start),
+        coordinator.exchange.scorer.metrics,
     )
     summary = summarize(run, records, rerunnable=False)
     coordinator.folder.write_summary(summary)

@@ -25,9 +25,8 @@ from fedslr.deploy import keys, options
 from fedslr.deploy.database import open_database
 from fedslr.deploy.lifecycle import FAILURE_FILE
 from fedslr.deploy.submission import call, environment, program, submit
-from fedslr.report.number_text import percent
 from fedslr.storage.locks import is_taken, lock
-from fedslr.storage.record import read_records
+from fedslr.storage.record import Record, read_records
 
 CONNECTION = "fedslr"
 SUPERLINK = "superlink"
@@ -207,9 +206,9 @@ def follow(
     while time.monotonic() < until:
         records = read_records(run) if (run / "metrics.jsonl").exists() else []
         for record in records[told:]:
-            shown = record.get("accuracy_personal")
-            accuracy = "" if shown is None else f"  personal accuracy {percent(shown)}"
-            say(f"round {record['round']}/{rounds}  clients {record['clients']}  {record['seconds']:.1f} s{accuracy}")
+            scores = Record.read(record).scores_text()
+            shown = f"  {scores}" if scores else ""
+            say(f"round {record['round']}/{rounds}  clients {record['clients']}  {record['seconds']:.1f} s{shown}")
         told = max(told, len(records))
         if (run / "summary.json").exists() and told >= rounds:
             return records

@@ -26,8 +26,6 @@ ENROL, TRAIN, EVALUATE = "enrol", "train", "evaluate"
 DONE, LOST, REFUSED = "done", "lost", "refused"
 UNKNOWN_CLIENT = -1
 """The client number in an order to a node whose client is not known yet."""
-NOT_MEASURED = -1.0
-"""The accuracy of a node without test data, or of a method without a global model."""
 EIGHT_BIT, NUMBERS = "8-bit", "numbers"
 """The kinds of inputs: 8-bit values, which are scaled to the range from 0 to 1, or numbers, which are not scaled."""
 MAX_TEXT_LENGTH = 2000
@@ -142,8 +140,8 @@ class Report(_Fields):
     """SHA-256 of the payload."""
     address: bytes = b""
     """The address after the training or, in a report of an enrolment, the address of the node's present state."""
-    accuracy_global: float = NOT_MEASURED
-    accuracy_personal: float = NOT_MEASURED
+    scores: str = ""
+    """In a report of an evaluation: the scores of the global and of the personal model, see `scores`."""
     parameters: int = 0
     """The number of parameters that the personal model stores."""
     reason: str = ""

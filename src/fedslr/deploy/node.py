@@ -26,7 +26,6 @@ from fedslr.deploy.messages import (
     ENROL,
     LOST,
     MAX_TEXT_LENGTH,
-    NOT_MEASURED,
     REFUSED,
     TRAIN,
     Order,
@@ -40,6 +39,7 @@ from fedslr.deploy.messages import (
 )
 from fedslr.deploy.node_store import Evaluated, NodeStore, Page, Pending
 from fedslr.deploy.node_work import Data, NodeWork, kind_of_inputs, own_data
+from fedslr.deploy.scores import pack
 from fedslr.engine import preflight
 from fedslr.storage.locks import lock
 
@@ -138,9 +138,9 @@ class Node:
 
     def _checked_data(self, asked: options.Deployment, start: Params) -> Federation:
         """Return this node's data; refuse data of another shape, and a model that differs from the server's."""
-        federation, problem = self.data(asked.options.classes), asked.problem()
+        federation, problem = self.data(asked.options.classes, asked.task), asked.problem()
         own_data(federation, asked)
-        for warning in preflight.check(problem.model, federation, problem.loss_function):
+        for warning in preflight.check(problem.model, federation, problem.loss_function).warnings:
             self.say(warning)
         mine, theirs = ({k: (x.shape, x.dtype) for k, x in w.items()} for w in (problem.params(), start))
         if mine != theirs:
@@ -244,21 +244,20 @@ class Node:
         member, payload = work.member(self.store.tree(page.state)), work.payload(order.payload)
         personal = work.engine.personal_model(self.client, member, payload)
         parts = work.algorithm.deployed(member.client, decode_parts(order.payload))
-        accuracy = work.accuracy(personal)
-        shared = NOT_MEASURED
+        found, shared = work.scores(personal), None
         if work.algorithm.has_global_model:
             model = work.payload(order.shared) if order.shared else work.algorithm.shared(payload)
-            shared = work.accuracy(model)
+            shared = work.scores(model)
         evaluated = Evaluated(
             personal=self.store.write(page, "personal", personal),
             parts=self.store.write_bytes(page, "parts", encode(parts).data),
             rounds=order.round,
-            accuracy=accuracy,
+            score=found[work.metrics[0].name],
             tested=len(work.data.y_test),
             inputs=kind_of_inputs(work.federation),
         )
         self.store.turn(replace(page, evaluated=evaluated))
-        return self._report(order, accuracy_personal=accuracy, accuracy_global=shared, parameters=parameters(parts))
+        return self._report(order, scores=pack(shared, found), parameters=parameters(parts))
 
     # --- reports ------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from fedslr.deploy.messages import EIGHT_BIT, decode_parts
 from fedslr.deploy.node_store import PAGE, NodeStore
 from fedslr.export.layered_model import DEFAULT_BATCH, ModelOrigin, layered_model, made_up_inputs
 from fedslr.storage.run_folder import FEDERATION_DATABASE
+from fedslr.storage.statistics import headline
 
 
 def is_store(folder: Path) -> bool:
@@ -31,7 +32,7 @@ def is_deployed(folder: Path) -> bool:
 
 
 def global_model(run: Path, batch: int = DEFAULT_BATCH) -> ModelOrigin:
-    """Return the global model of the last finished round, with the accuracy of the last evaluation."""
+    """Return the global model of the last finished round, with the score of the last evaluation."""
     with open_database(run) as database:
         if database is None:
             raise FedslrError(f"{run}: holds no federation; give the folder of --out of `fedslr federation start`")
@@ -44,9 +45,10 @@ def global_model(run: Path, batch: int = DEFAULT_BATCH) -> ModelOrigin:
         shared = Accounts(database, method).broadcast.shared()
         records, done = database.records(), int(database.fact("done"))
         clients, inputs = len(database.members()), database.fact("inputs")
-    found = [record["accuracy_global"] for record in records if record.get("accuracy_global") is not None]
-    accuracy = (found[-1] if found else None, 0)
-    return _origin(asked, None, factored.multiply_out(shared), shared, batch, clients, done, accuracy, inputs)
+    key = f"{asked.scorer().headline.name}_global"
+    found = [record[key] for record in records if record.get(key) is not None]
+    score = (found[-1] if found else None, 0)
+    return _origin(asked, None, factored.multiply_out(shared), shared, batch, clients, done, score, inputs)
 
 
 def personal_model(store: Path, client: int | None = None, batch: int = DEFAULT_BATCH) -> ModelOrigin:
@@ -56,9 +58,9 @@ def personal_model(store: Path, client: int | None = None, batch: int = DEFAULT_
         raise FedslrError(f"--client: got {client}, but {store} is the store of client {page.client}")
     asked = options.from_text(page.recipe)
     parts = decode_parts(NodeStore(store).bytes(found.parts))
-    accuracy = (found.accuracy, found.tested) if found.tested else (None, 0)
+    score = (found.score, found.tested) if found.tested else (None, 0)
     clients = asked.recipe.data.clients
-    return _origin(asked, page.client, params, parts, batch, clients, found.rounds, accuracy, found.inputs)
+    return _origin(asked, page.client, params, parts, batch, clients, found.rounds, score, found.inputs)
 
 
 def _origin(
@@ -69,7 +71,7 @@ def _origin(
     batch: int,
     clients: int,
     done: int,
-    accuracy: tuple[float | None, int],
+    score: tuple[float | None, int],
     inputs: str | None,
 ) -> ModelOrigin:
     model, recipe = asked.problem().model, asked.recipe
@@ -77,6 +79,8 @@ def _origin(
     about: dict[str, Any] = {
         "input_shape": list(asked.options.shape),
         "classes": asked.options.classes,
+        "task": asked.task,
+        "metric": headline(asked.scorer().metrics[0])._asdict(),
         "class_names": None,
         "normalization": UNIT._asdict() if inputs == EIGHT_BIT else None,
         "method": recipe.algorithm.name,
@@ -90,5 +94,5 @@ def _origin(
         layered_model(client, model, params, kept, made_up_inputs(model, (batch, *asked.options.shape))),
         about,
         dataclasses.asdict(recipe.algorithm),  # type: ignore[call-overload]
-        lambda answers: accuracy,
+        lambda answers: score,
     )

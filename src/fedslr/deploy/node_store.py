@@ -64,7 +64,8 @@ class Evaluated:
     parts: Entry | None
     rounds: int
     """The number of rounds that were done."""
-    accuracy: float
+    score: float | None
+    """The headline metric of the personal model."""
     tested: int
     """The number of test samples."""
     inputs: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,14 +15,16 @@ from fedslr.core.types import Params, Payload, Round
 from fedslr.data.client_data import ClientData
 from fedslr.data.federation import Federation
 from fedslr.deploy import options
-from fedslr.deploy.messages import EIGHT_BIT, NOT_MEASURED, NUMBERS, decode
+from fedslr.deploy.messages import EIGHT_BIT, NUMBERS, decode
 from fedslr.deploy.uploads import scaled
 from fedslr.engine.aggregation import FULL_SHARE, book
 from fedslr.engine.eager import Eager
 from fedslr.engine.workload import Member, Workload
+from fedslr.tasks.metrics import Metric
+from fedslr.tasks.scoring import Scores
 
-Data = Callable[[int], Federation]
-"""A function of the number of classes that returns this node's data as a federation of one client."""
+Data = Callable[[int, str], Federation]
+"""A function of the number of classes and the task that returns this node's data as a federation of one client."""
 
 
 def own_data(federation: Federation, asked: options.Deployment) -> ClientData:
@@ -53,7 +55,7 @@ class NodeWork:
 
     @cached_property
     def federation(self) -> Federation:
-        return self._load(self.asked.options.classes)
+        return self._load(self.asked.options.classes, self.asked.task)
 
     @cached_property
     def data(self) -> ClientData:
@@ -66,6 +68,7 @@ class NodeWork:
         work = Workload(
             algorithm=self.algorithm,
             problem=self.asked.problem(),
+            scorer=self.asked.scorer(),
             clients=clients,
             batch_size=self.settings.batch_size,
             seed=self.settings.seed,
@@ -107,7 +110,11 @@ class NodeWork:
         counted = scaled(self.algorithm, decode(upload), scale)
         return plain(book(self.algorithm, restore(self._fresh[1], ledger), counted, FULL_SHARE, round))
 
-    def accuracy(self, params: Params) -> float:
-        """Return the test accuracy of a model on this node's data."""
-        found = self.engine.accuracy(params, [self.client])[0]
-        return NOT_MEASURED if found is None else found
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """The metrics of an evaluation, the headline first."""
+        return self.engine.work.scorer.metrics
+
+    def scores(self, params: Params) -> Scores:
+        """Return the scores of a model on this node's data."""
+        return self.engine.scores(params, [self.client])[0]

@@ -16,10 +16,11 @@ from fedslr.core import schema
 from fedslr.core.errors import FedslrError
 from fedslr.core.problem import Problem
 from fedslr.core.schema import Rule, countable, countable_from_zero, memory_size, positive
+from fedslr.core.targets import outputs_for
 from fedslr.engine.setup import require_optimizers
 from fedslr.run import recipe_text, recipes
 from fedslr.run.recipes import Recipe
-from fedslr.tasks import losses
+from fedslr.tasks.scoring import Scorer
 
 shape_text = Rule("such as 3x32x32", lambda v: re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", v) is not None)
 
@@ -29,7 +30,7 @@ class FederationOptions:
     """The table `federation` of a recipe: the form of the data, and the limits of a round."""
 
     inputs: Annotated[str, shape_text, "shape of one input"]
-    classes: Annotated[int, countable, "number of labels"]
+    classes: Annotated[int, countable, "number of classes, labels or targets"]
     crop_padding: Annotated[
         int, countable_from_zero, "zero pixels around training images for random crops; 0: none"
     ] = 0
@@ -70,16 +71,31 @@ class Deployment:
     def problem(self) -> Problem:
         """Return the learning problem, with the model on the device and in the precision asked for."""
         settings = self.recipe.settings
-        module = models.build(self.recipe.model.name, self.options.shape, self.options.classes, settings.seed)
+        module = models.build(self.recipe.model.name, self.options.shape, self.outputs, settings.seed)
         module = module.to(settings.torch_device(), settings.torch_dtype())
-        loss, personal = losses.find(settings.loss), settings.steps_of_personal_phase()
+        loss, personal = settings.for_task(self.task).loss_function(), settings.steps_of_personal_phase()
         return Problem(module, loss, settings.weight_decay, settings.steps(), personal)
+
+    def scorer(self) -> Scorer:
+        """Return the scorer of evaluations."""
+        settings = self.recipe.settings.for_task(self.task)
+        return Scorer(self.task, settings.loss_function(), settings.metrics)
+
+    @property
+    def task(self) -> str:
+        """The task of the federation."""
+        return self.recipe.settings.task or "classification"
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of a model."""
+        return outputs_for(self.task, self.options.classes)
 
     def require_sound(self) -> None:
         """Refuse a model or an optimizer that would fail on the SuperLink's machine."""
         require_optimizers(self.recipe.settings, self.recipe.algorithm)
         if self.recipe.model.name in models.MODELS:
-            models.build(self.recipe.model.name, self.options.shape, self.options.classes, seed=0)
+            models.build(self.recipe.model.name, self.options.shape, self.outputs, seed=0)
 
     def to_toml(self) -> str:
         """Return the complete request as TOML, with defaults written out."""

@@ -20,13 +20,15 @@ from fedslr.deploy.database import Database
 from fedslr.deploy.exchange import Exchange, Post, Question, sender_name
 from fedslr.deploy.messages import EVALUATE, TRAIN
 from fedslr.deploy.options import Deployment
+from fedslr.deploy.scores import LOSS_NAMES
 from fedslr.engine import selection
 from fedslr.engine.advice import Adviser
 from fedslr.engine.aggregation import noting_divergence
 from fedslr.engine.settings import DEFAULT_COHORT
 from fedslr.storage.record import PHASES, Record
 from fedslr.storage.run_folder import RunFolder
-from fedslr.storage.statistics import Evaluation
+from fedslr.storage.statistics import ACCURACY, Evaluation
+from fedslr.tasks.scoring import Scores
 
 
 class Coordinator:
@@ -49,6 +51,9 @@ class Coordinator:
         self.adviser = Adviser(self.algorithm, self.accounts.start, self.settings, say)
         self.exchange = Exchange(self.accounts, asked, post, say, clock)
         self.seconds = {**dict.fromkeys(PHASES, 0.0), **(database.fact("seconds") or {})}
+        name = self.exchange.scorer.headline.name
+        self.metric = None if name == ACCURACY.name else name
+        """The headline metric in records, unless it is accuracy."""
         self._restore_records()
 
     def _restore_records(self) -> None:
@@ -56,7 +61,7 @@ class Coordinator:
         self.folder.write_config(self.asked.recipe.to_toml())
         self.folder.rewind(None)
         for record in self.database.records()[: self.done if self._is_evaluated() else self.done - 1]:
-            self.folder.append(Record(**record))
+            self.folder.append(Record.read(record))
 
     def _is_evaluated(self) -> bool:
         return self.database.is_evaluated(self.done) or not self.settings.is_evaluated(self.done)
@@ -65,7 +70,7 @@ class Coordinator:
         """Run what is left of the run; yield the record of every finished round."""
         self.exchange.gather()
         if not self._is_evaluated():
-            yield self._evaluate(Record(**self.database.records()[-1]))
+            yield self._evaluate(Record.read(self.database.records()[-1]))
         while self.done < self.settings.rounds:
             self.exchange.greet()
             self.exchange.enrolment.change_members()
@@ -80,7 +85,7 @@ class Coordinator:
 
     def _round(self) -> Record:
         before = dict(self.seconds)
-        record = Record(round=self.done + 1, lr=self.settings.round(self.done).lr, clients=[])
+        record = Record(round=self.done + 1, lr=self.settings.round(self.done).lr, clients=[], metric=self.metric)
         sampled = self._sample()
         size = len(sampled)
         for _ in range(self.options.attempts):
@@ -141,8 +146,9 @@ class Coordinator:
         with self._timed("evaluate"):
             answers = self.exchange.ask(Question(EVALUATE, self.done, 0, record), asked).evaluations
         found = [answers.get(c) for c in asked]
-        personal = [None if r is None or r.accuracy_personal < 0 else r.accuracy_personal for r in found]
-        shared = [None if r is None or r.accuracy_global < 0 else r.accuracy_global for r in found]
+        missing: Scores = dict.fromkeys((*LOSS_NAMES, *(m.name for m in self.exchange.scorer.metrics)))
+        shared = [missing if r is None or r.shared is None else r.shared for r in found]
+        personal = [missing if r is None else r.personal for r in found]
         all_clients = asked == list(range(len(numbers)))
         evaluation = Evaluation(shared if self.algorithm.has_global_model else None, personal)
         record.add_evaluation(evaluation, None if all_clients else asked)

@@ -32,8 +32,9 @@ class Adviser:
 
     def look_at(self, record: Record) -> None:
         """Warn if the method has advice after an evaluated round. A run is advised once."""
-        if record.accuracy_global is not None:
-            self._history.append((record.round, record.accuracy_global))
+        value = record.score("global")
+        if value is not None:
+            self._history.append((record.round, value if record.headline.larger_is_better else -value))
         if self._advised or record.round < MIN_ROUNDS or not record.parameters_personal:
             return
         advice = self.algorithm.advise(self._progress(record, fmean(record.parameters_personal)))

@@ -25,6 +25,7 @@ from fedslr.engine.cohort_batches import CohortBatches, CohortData, PaddedBatch,
 from fedslr.engine.eager import EVALUATION_BATCH, Eager
 from fedslr.engine.results import CohortResult, Result
 from fedslr.engine.workload import Participant, Workload
+from fedslr.tasks.scoring import Scores
 
 ClientFunction = Callable[[Any, Payload, Any], Any]
 """A client's part in a round: a function of its state, payload and data."""
@@ -44,11 +45,9 @@ class CohortProblem(Problem):
     def loss(self, params: Params, batch: Any) -> Tensor:
         """Return the mean loss over the samples of a batch, without those that pad it."""
         if not isinstance(batch, PaddedBatch):
-            return self.loss_function(self.outputs(params, batch.x, train=True), batch.y)
-        outputs = self.outputs(params, batch.inputs, train=True)
-        each = torch.vmap(lambda out, y: self.loss_function(out[None], y[None]))(outputs, batch.labels)
-        mean: Tensor = (each * batch.weight).sum()
-        return mean
+            return super().loss(params, batch)
+        each = self.loss_function(self.outputs(params, batch.inputs, train=True), batch.labels)
+        return (each * batch.weight).sum()
 
     def loss_sum(self, params: Params, batch: Any) -> Tensor:
         loss = self.loss(params, batch)
@@ -195,8 +194,8 @@ class Batched(Eager):
         return [*cohort, *[cohort[-1]] * (padded_size(len(cohort), self.work.usual_cohort) - len(cohort))]
 
     def _load_batches(self, cohort: Sequence[int], round: int) -> CohortBatches:
-        if self.shapes.any.ragged and not self.work.loss_is_mean:
-            raise Unbatchable("their batches differ in size, and the loss may not be the mean over samples")
+        if self.shapes.any.ragged and not self.work.loss_per_sample:
+            raise Unbatchable("their batches differ in size, and the loss does not return one value per sample")
         shape = self.shapes.of(cohort)
         key = (len(cohort), shape, round == EVALUATION_ROUND)
         batches = self._batches.get(key)
@@ -244,59 +243,55 @@ class Batched(Eager):
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    def personal_accuracy(self, cohort: Iterable[Participant]) -> list[float | None]:
+    def personal_scores(self, cohort: Iterable[Participant]) -> list[Scores]:
         return self._together(
-            "evaluated", lambda: self._personal_accuracy(cohort), partial(super().personal_accuracy, cohort)
+            "evaluated", lambda: self._personal_scores(cohort), partial(super().personal_scores, cohort)
         )
 
-    def accuracy(self, params: Params, numbers: Sequence[int]) -> list[float | None]:
+    def scores(self, params: Params, numbers: Sequence[int]) -> list[Scores]:
         return self._together(
-            "evaluated", lambda: self._global_accuracy(params, numbers), partial(super().accuracy, params, numbers)
+            "evaluated", lambda: self._global_scores(params, numbers), partial(super().scores, params, numbers)
         )
 
-    def _personal_accuracy(self, cohort: Iterable[Participant]) -> list[float | None]:
-        left, tested, correct = iter(cohort), [], []
+    def _personal_scores(self, cohort: Iterable[Participant]) -> list[Scores]:
+        left, found = iter(cohort), []
         while group := list(islice(left, MAX_EVALUATED_TOGETHER)):
             numbers, members, payloads = zip(*group, strict=True)
-            tested += numbers
-            correct.append(self._personal_correct(numbers, [m.client for m in members], payloads))
-        return self._accuracies(correct, tested)
+            with reporting_unbatchable(), torch.no_grad():
+                models = self._personal_models(numbers, [m.client for m in members], payloads)
+                found += self._stacked_scores(models, numbers)
+        return found
 
-    def _personal_correct(self, cohort: Sequence[int], states: Sequence[Any], payloads: Sequence[Payload]) -> Tensor:
-        """Return the number of test samples that every client's own model gets right; not yet read back."""
+    def _personal_models(self, cohort: Sequence[int], states: Sequence[Any], payloads: Sequence[Payload]) -> Params:
+        """Return the personal models of some clients, stacked."""
         batches, like, shared = self._load_batches(cohort, EVALUATION_ROUND), self.problem.params(), is_shared(payloads)
 
         def model(state: Any, payload: Payload, data: Any) -> Params:
             made = self.algorithm.personal_model(self.cohort_problem, state, payload, data)
             return contract.require_model("personal_model", made, like)
 
-        with reporting_unbatchable(), torch.no_grad():
-            sent = contract.private_copy(payloads[0]) if shared else stack_trees(payloads)
-            return self._correct(self._each(model, batches, stack_trees(states), sent, shared), cohort)
+        sent = contract.private_copy(payloads[0]) if shared else stack_trees(payloads)
+        made: Params = self._each(model, batches, stack_trees(states), sent, shared)
+        return made
 
     @torch.no_grad()
-    def _global_accuracy(self, params: Params, numbers: Sequence[int]) -> list[float | None]:
-        correct = []
+    def _global_scores(self, params: Params, numbers: Sequence[int]) -> list[Scores]:
+        found = []
         with reporting_unbatchable():
             for start in range(0, len(numbers), MAX_EVALUATED_TOGETHER):
                 group = numbers[start : start + MAX_EVALUATED_TOGETHER]
-                correct.append(self._correct({k: x.expand(len(group), *x.shape) for k, x in params.items()}, group))
-        return self._accuracies(correct, numbers)
+                found += self._stacked_scores({k: x.expand(len(group), *x.shape) for k, x in params.items()}, group)
+        return found
 
-    def _accuracies(self, correct: list[Tensor], numbers: Sequence[int]) -> list[float | None]:
-        """Return accuracies from counts of correct answers, which are read back once."""
-        tested = [len(self.clients[n].y_test) for n in numbers]
-        return [r / n if n else None for r, n in zip(torch.cat(correct).tolist(), tested, strict=True)]
-
-    def _correct(self, params: Params, numbers: Sequence[int]) -> Tensor:
-        """Return the number of correct answers of every client's stacked model on its own test data."""
-        held = [self.clients[n] for n in numbers]
-        x = pad_sequence([h.x_test for h in held], batch_first=True)
-        y = pad_sequence([h.y_test for h in held], batch_first=True, padding_value=-1)
-        correct = torch.zeros(len(numbers), dtype=torch.int64, device=self.device)
+    def _stacked_scores(self, params: Params, numbers: Sequence[int]) -> list[Scores]:
+        """Return the scores of every client's stacked model on its own samples."""
+        shown = [self.work.shown(n) for n in numbers]
+        x = pad_sequence([s.x for s in shown], batch_first=True)
         each = max(1, EVALUATION_BATCH // len(numbers))
-        for start in range(0, y.shape[1], each):
-            part = slice(start, start + each)
-            shown = inputs(x[:, part], self.work.normalization, self.work.dtype)
-            correct += (self.cohort_problem.cohort_outputs(params, shown).argmax(-1) == y[:, part]).sum(1)
-        return correct
+        parts = [x[:, start : start + each] for start in range(0, x.shape[1], each)]
+        made = [
+            self.cohort_problem.cohort_outputs(params, inputs(part, self.work.normalization, self.work.dtype))
+            for part in parts
+        ]
+        outputs = torch.cat(made, 1).cpu()
+        return [self.work.scores(s, outputs[i, : len(s.x)]) for i, s in enumerate(shown)]

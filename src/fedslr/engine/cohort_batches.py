@@ -185,7 +185,7 @@ class CohortBatches:
         fold = (len(order), -1, self.shape.batch)
         return Passes(
             x.reshape(*fold, *x.shape[1:]),
-            self._y.index_select(0, samples).reshape(fold),
+            self._y.index_select(0, samples).reshape(*fold, *self._y.shape[1:]),
             self._send(weight).to(self.dtype).reshape(fold),
             self._send(active),
             self._send(partner),

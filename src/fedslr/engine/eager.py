@@ -16,6 +16,7 @@ from fedslr.data.batches import EVALUATION_ROUND, ShuffledData
 from fedslr.engine import contract
 from fedslr.engine.results import ClientResult, Result
 from fedslr.engine.workload import Member, Participant, Workload
+from fedslr.tasks.scoring import Scores
 
 T = TypeVar("T")
 
@@ -115,28 +116,23 @@ class Eager:
             made = self.algorithm.personal_model(self.problem, client, received, data)
         return contract.require_model("personal_model", made, self.problem.params())
 
-    def personal_accuracy(self, cohort: Iterable[Participant]) -> list[float | None]:
-        """Return each client's test accuracy under its personal model; None for a client without test data."""
-        return [self._accuracy(self.personal_model(*one), [one.number])[0] for one in cohort]
+    def personal_scores(self, cohort: Iterable[Participant]) -> list[Scores]:
+        """Return each client's scores under its personal model."""
+        return [self._scores(self.personal_model(*one), [one.number])[0] for one in cohort]
 
-    def accuracy(self, params: Params, numbers: Sequence[int]) -> list[float | None]:
-        """Return each client's test accuracy under one model; None for a client without test data."""
+    def scores(self, params: Params, numbers: Sequence[int]) -> list[Scores]:
+        """Return each client's scores under one model."""
         groups = [numbers[i : i + CLIENTS_IN_MEMORY] for i in range(0, len(numbers), CLIENTS_IN_MEMORY)]
-        return [found for group in groups for found in self._accuracy(params, group)]
+        return [found for group in groups for found in self._scores(params, group)]
 
     @torch.no_grad()
-    def _accuracy(self, params: Params, numbers: Sequence[int]) -> list[float | None]:
-        held = [self.clients[n] for n in numbers]
-        x = torch.cat([h.x_test for h in held])
-        y = torch.cat([h.y_test for h in held])
-        if not len(y):
-            return [None] * len(held)
-        right = []
-        for i in range(0, len(y), EVALUATION_BATCH):
-            shown = self.work.prepare(x[i : i + EVALUATION_BATCH])
-            right.append(self.problem.outputs(params, shown).argmax(1) == y[i : i + EVALUATION_BATCH])
-        parts = torch.split(torch.cat(right).cpu(), [len(h.y_test) for h in held])
-        return [float(part.double().mean()) if len(part) else None for part in parts]
+    def _scores(self, params: Params, numbers: Sequence[int]) -> list[Scores]:
+        shown = [self.work.shown(n) for n in numbers]
+        x = torch.cat([s.x for s in shown])
+        steps = range(0, len(x), EVALUATION_BATCH)
+        outputs = [self.problem.outputs(params, self.work.prepare(x[i : i + EVALUATION_BATCH])) for i in steps]
+        parts = torch.split(torch.cat(outputs).cpu(), [len(s.x) for s in shown])
+        return [self.work.scores(s, part) for s, part in zip(shown, parts, strict=True)]
 
 
 @contextmanager

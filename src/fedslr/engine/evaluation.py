@@ -19,10 +19,10 @@ from fedslr.storage.statistics import Evaluation
 
 
 def evaluate(run: RunState, engine: Eager, group: Group, clients: Sequence[int]) -> Evaluation:
-    """Return the test accuracy of some clients under the global model and under their own."""
+    """Return the scores of some clients under the global model and under their own."""
     mine, shared = group.mine(clients), run.global_model()
-    personal = engine.personal_accuracy(Cohort(mine, run.roster, payload_of=run.delivery.decoded)) if mine else []
-    of_global = engine.accuracy(shared, mine) if mine and shared is not None else []
+    personal = engine.personal_scores(Cohort(mine, run.roster, payload_of=run.delivery.decoded)) if mine else []
+    of_global = engine.scores(shared, mine) if mine and shared is not None else []
     return Evaluation(None if shared is None else group.each(clients, of_global), group.each(clients, personal))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from fedslr.core.errors import FedslrError
 from fedslr.core.problem import Problem
+from fedslr.core.targets import TARGETS
 from fedslr.core.types import Loss
 from fedslr.data.federation import Federation
 
@@ -18,19 +20,30 @@ OUTPUT_TOLERANCE = 1e-2
 same sample."""
 
 
-def check(model: nn.Module, federation: Federation, loss: Loss) -> list[str]:
-    """Refuse a model that this federation cannot train; return warnings about models that it can."""
+class Checked(NamedTuple):
+    """What is known of a model and a loss that a federation can train."""
+
+    warnings: list[str]
+    loss_per_sample: bool
+    """Whether the loss returns one value per sample, and not their mean."""
+
+
+def check(model: nn.Module, federation: Federation, loss: Loss) -> Checked:
+    """Refuse a model or a loss that this federation cannot train."""
     _check_parameters(model)
     client = federation.clients[0]
     x = _model_inputs(model, federation, client.x[:3])
-    outputs = _check_outputs(model, x, federation.num_classes)
-    warnings = _check_gradients(copy.deepcopy(model), loss, x, client.y[:3].to(x.device))
+    y = client.y[:3].to(x.device)
+    if y.is_floating_point():
+        y = y.to(next(model.parameters()).dtype)
+    outputs = _check_outputs(model, x, federation, y)
+    values, warnings = _check_gradients(copy.deepcopy(model), loss, x, y)
     _check_independence_of_samples(model, x)
     # The last batch of an epoch may hold a single sample.
-    _check_outputs(model, x[:1], federation.num_classes)
-    if outputs.shape[1] > federation.num_classes:
-        warnings.append(f"model: it outputs {outputs.shape[1]} scores for {federation.num_classes} classes")
-    return warnings
+    _check_outputs(model, x[:1], federation, y[:1])
+    if outputs.shape[-1] > federation.outputs:
+        warnings.append(f"model: it outputs {outputs.shape[-1]} scores for {federation.outputs} classes")
+    return Checked(warnings, values.ndim == 1)
 
 
 def _model_inputs(model: nn.Module, federation: Federation, x: Tensor) -> Tensor:
@@ -51,8 +64,8 @@ def _check_parameters(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _check_outputs(model: nn.Module, x: Tensor, classes: int) -> Tensor:
-    """Return the outputs for some samples; refuse anything but one score per class."""
+def _check_outputs(model: nn.Module, x: Tensor, federation: Federation, y: Tensor) -> Tensor:
+    """Return the outputs for some samples; refuse anything but the outputs that the task needs."""
     try:
         out: Tensor = model.eval()(x.clone())
     except Exception as error:
@@ -63,30 +76,34 @@ def _check_outputs(model: nn.Module, x: Tensor, classes: int) -> Tensor:
         raise FedslrError(
             f"model: it does not take inputs of shape {list(x.shape)} and type {kind}: {_first_line(error)}{hint}"
         ) from error
-    shaped = isinstance(out, Tensor) and out.ndim == 2 and len(out) == len(x) and out.shape[1] >= classes
-    if not shaped or not out.is_floating_point():
+    # A classifier may have scores for more classes than the data.
+    more = federation.task in ("classification", "sequence")
+    leading, wanted = list(y.shape if federation.task == "sequence" else y.shape[:1]), federation.outputs
+    shaped = isinstance(out, Tensor) and list(out.shape[:-1]) == leading and out.ndim == len(leading) + 1
+    if not shaped or not (out.shape[-1] >= wanted if more else out.shape[-1] == wanted) or not out.is_floating_point():
         found = f"{list(out.shape)} of {out.dtype}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
         raise FedslrError(
             f"model: its output for {len(x)} sample(s) is {found}, expected a floating-point tensor of shape "
-            f"[{len(x)}, {classes}]: one score per class"
+            f"{[*leading, wanted]}: {TARGETS[federation.task].outputs}"
         )
     return out
 
 
-def _check_gradients(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> list[str]:
-    """Refuse a model whose training step has no gradient or changes buffers; return warnings."""
+def _check_gradients(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tuple[Tensor, list[str]]:
+    """Refuse a model whose training step has no gradient or changes buffers; return the losses and warnings."""
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     problem = Problem(model, loss, 0.0)
     params = {k: p.requires_grad_() for k, p in problem.params().items()}
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             value = loss(problem.outputs(params, x.clone(), train=True), y)
-        # The sum of a loss per sample has gradients too; its shape is refused below.
         grads = torch.autograd.grad(value.sum(), list(params.values()), allow_unused=True)
     except Exception as error:
         raise FedslrError(f"model: it cannot be trained with this loss: {_first_line(error)}") from error
-    if value.ndim != 0:
-        raise FedslrError(f"loss: it returns shape {list(value.shape)}, expected a scalar, the mean over the batch")
+    if value.shape not in ((), (len(x),)):
+        raise FedslrError(
+            f"loss: it returns shape {list(value.shape)} for {len(x)} samples; expected a value per sample, or the mean"
+        )
     if changed := [name for name, b in model.named_buffers() if not torch.equal(b, buffers[name])]:
         raise FedslrError(
             f"model: its buffer '{changed[0]}' changes in training, and clients cannot average buffers; use GroupNorm "
@@ -98,7 +115,7 @@ def _check_gradients(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> list
             "model: the loss depends on none of its parameters; register layers as attributes or in an nn.ModuleList, "
             "not in a plain list"
         )
-    return [f"model: {', '.join(idle)} got no gradient and will only decay"] if idle else []
+    return value, [f"model: {', '.join(idle)} got no gradient and will only decay"] if idle else []
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from fedslr.storage.checkpoint import Checkpoints
 from fedslr.storage.client_store import ClientStore, temporary_store
 from fedslr.storage.record import PHASES
 from fedslr.storage.run_folder import RunFolder
+from fedslr.storage.statistics import ACCURACY
 
 
 class PreparedRun:
@@ -51,6 +52,9 @@ class PreparedRun:
         self.select = select or selection.find(settings.selection)
         work = setup.workload(algorithm, federation, model, settings, loss=loss, group=self.group, warn=warn)
         self.examples = work.examples
+        headline = work.scorer.headline.name
+        self.metric = None if headline == ACCURACY.name else headline
+        """The headline metric in records, unless it is accuracy."""
         self.evaluated = selection.evaluated(settings.evaluate_clients, self.num_clients, settings.seed)
 
         self.problem, self.device = work.problem, work.device

@@ -35,7 +35,7 @@ class Simulation(PreparedRun):
     def _round(self, sampled: list[int], coming: list[int]) -> Record:
         """Run one round. Its broadcast was made with the server's state, at the end of the round before."""
         now, before = self.settings.round(self.state.done), dict(self.seconds)
-        record = Record(round=now.number + 1, lr=now.lr, clients=sampled)
+        record = Record(round=now.number + 1, lr=now.lr, clients=sampled, metric=self.metric)
         with self.timed("train"):  # send, train, receive, book
             trained = self.training.train(self.group.mine(sampled), self.group.mine(coming), now)
         record.count_down(trained.down)

@@ -22,12 +22,13 @@ from fedslr.core.schema import (
     one_of,
     positive,
     seed_range,
+    share,
 )
 from fedslr.core.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
-from fedslr.core.types import Round, Steps
+from fedslr.core.types import Loss, Round, Steps
 from fedslr.engine import selection
 from fedslr.engine.schedules import EXPONENTIAL, SCHEDULES, Course, Schedule
-from fedslr.tasks import losses
+from fedslr.tasks import TASKS, loss_of, losses, metrics_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -74,7 +75,11 @@ class Settings:
         ServerOptimizer | None, Choice(SERVER_OPTIMIZERS), "how a server that averages uses the mean update"
     ] = None
     weight_decay: Annotated[float, non_negative, "weight of ½‖v‖² in every local loss"] = 1e-3
-    loss: Annotated[str, loss_name, "what local training makes small"] = "cross_entropy"
+    task: Annotated[str | None, one_of(*TASKS), "kind of labels; classification unless the data say otherwise"] = None
+    loss: Annotated[str | None, loss_name, "what local training makes small; the task's own unless given"] = None
+    label_smoothing: Annotated[float, share, "probability that cross_entropy and bce spread over all labels"] = 0.0
+    class_weights: Annotated[tuple[float, ...], "weights of the classes in cross_entropy, or of label 1 in bce"] = ()
+    metrics: Annotated[tuple[str, ...], "figures of every evaluation, the headline first; the task's unless given"] = ()
     selection: Annotated[str, selection_name, "how a round's clients are drawn"] = "uniform"
     seed: Annotated[int, seed_range, "of split, start, cohorts and batches"] = 0
     device: Annotated[str, "auto, cpu, cuda, cuda:1, …"] = "auto"
@@ -100,6 +105,14 @@ class Settings:
             raise FedslrError(
                 "memory_budget: store = 'disk' keeps no states in memory; expected store = 'memory' or no budget"
             )
+
+    def for_task(self, task: str) -> Settings:
+        """Return these settings with a task, and with its loss and metrics if none were asked for."""
+        return replace(self, task=task, loss=loss_of(task, self.loss), metrics=metrics_of(task, self.metrics))
+
+    def loss_function(self) -> Loss:
+        """Return the loss by its name."""
+        return losses.find(str(self.loss), {"weights": self.class_weights, "smoothing": self.label_smoothing})
 
     def memory_bytes(self) -> int | None:
         """Bytes that clients' states may take in memory, those in use aside; None is no limit."""

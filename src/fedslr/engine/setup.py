@@ -23,7 +23,7 @@ from fedslr.engine.cuda import Cuda
 from fedslr.engine.eager import Eager
 from fedslr.engine.settings import Settings
 from fedslr.engine.workload import Workload
-from fedslr.tasks import losses
+from fedslr.tasks.scoring import Scorer
 
 MAX_COHORT_PARAMETERS = 2**22
 """Parameters in the models of a cohort up to which a CPU trains them faster together."""
@@ -96,10 +96,13 @@ def workload(
     device, dtype = settings.torch_device(), settings.torch_dtype()
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # kernels and graphs run on the current device
-    module = models.build(model, federation.input_shape, federation.num_classes, settings.seed).to(device, dtype)
-    loss = loss or losses.find(settings.loss)
+    module = models.build(model, federation.input_shape, federation.outputs, settings.seed).to(device, dtype)
+    settings = settings.for_task(federation.task)
+    loss, per_sample = loss or settings.loss_function(), True
     if not isinstance(federation, DescribedFederation):
-        for warning in preflight.check(module, federation, loss):
+        checked = preflight.check(module, federation, loss)
+        per_sample = checked.loss_per_sample
+        for warning in checked.warnings:
             warn(warning)
     examples = [samples for samples, _ in federation.sizes]
     return Workload(
@@ -114,7 +117,8 @@ def workload(
         examples=examples,
         usual_cohort=-(-settings.cohort_size(len(examples)) // group.size),
         precision=settings.with_resolved_precision().precision,
-        loss_is_mean=loss in losses.LOSSES.values(),
+        loss_per_sample=per_sample,
+        scorer=Scorer(federation.task, loss, settings.metrics),
     )
 
 

@@ -81,10 +81,10 @@ class StackedProblem(CohortProblem):
         assert self.network is not None
         with self.products():
             outputs = self.network(params, x).to(next(iter(params.values())).dtype)
+        each = torch.vmap(self.loss_function)(outputs, y)
         if weight is None:
-            return torch.vmap(self.loss_function)(outputs, y)
-        each = torch.vmap(self.loss_function)(outputs.flatten(0, 1)[:, None], y.flatten()[:, None])
-        return (each.view(weight.shape) * weight).sum(1)
+            return each.flatten(1).mean(1) if each.ndim > 1 else each
+        return (each * weight).sum(1)
 
     def cohort_grads(self, params: Params, free: int, x: Tensor, y: Tensor, weight: Tensor | None) -> Sequence[Tensor]:
         """Return ∇f of the first `free` parameters, every tensor with a leading axis of clients."""

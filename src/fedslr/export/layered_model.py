@@ -142,14 +142,14 @@ class LayeredModel(NamedTuple):
 
 
 class ModelOrigin(NamedTuple):
-    """A model, the run it comes from, and the way to measure the accuracy of an exported file."""
+    """A model, the run it comes from, and the way to measure the headline metric of an exported file."""
 
     source: LayeredModel
     about: dict[str, Any]
     """Method, dataset, clients, rounds and remaining rounds, seed, and the form of the inputs."""
     hyperparameters: dict[str, Any]
-    accuracy: Callable[[Answers], tuple[float | None, int]]
-    """Returns, from a file's answers, its accuracy and the number of samples; 0 for a mean over clients."""
+    score: Callable[[Answers], tuple[float | None, int]]
+    """Returns, from a file's answers, its headline metric and the number of samples; 0 for a mean over clients."""
 
 
 def layered_model(client: int | None, model: nn.Module, params: Params, kept: Payload, x: Tensor) -> LayeredModel:
@@ -200,20 +200,20 @@ def origin_in_run(result: Result, client: int | None, batch: int) -> ModelOrigin
     """Return a model of a run and its origin."""
     source = model_of_run(result, client, batch)
 
-    def accuracy(answers: Answers) -> tuple[float | None, int]:
+    def score(answers: Answers) -> tuple[float | None, int]:
         if client is None:
-            return result.summary["accuracy"]["global"], 0
+            return result.summary[result.headline.name]["global"], 0
         if isinstance(result.federation, DescribedFederation):
-            last = by_client(result.as_run(), "accuracy_personal_per_client")
+            last = by_client(result.as_run(), result.headline.key("personal", per_client=True))
             return last.get(client), result.federation.sizes[client][1]
         held = result.federation.clients[client]
         if not len(held.y_test):
             return None, 0
-        scores = answers(result.federation.inputs(held.x_test).to(source.x.dtype))
-        return float((scores.argmax(1) == held.y_test).double().mean()), len(held.y_test)
+        outputs = answers(result.federation.inputs(held.x_test).to(source.x.dtype))
+        return result.scorer.score(outputs, held.y_test)[result.headline.name], len(held.y_test)
 
     hyperparameters = dataclasses.asdict(result.algorithm)  # type: ignore[call-overload]
-    return ModelOrigin(source, about_run(result), hyperparameters, accuracy)
+    return ModelOrigin(source, about_run(result), hyperparameters, score)
 
 
 def about_run(result: Result) -> dict[str, Any]:
@@ -222,6 +222,8 @@ def about_run(result: Result) -> dict[str, Any]:
     return {
         "input_shape": list(federation.input_shape),
         "classes": federation.num_classes,
+        "task": federation.task,
+        "metric": result.headline._asdict(),
         "class_names": None if federation.class_names is None else [readable(name) for name in federation.class_names],
         "client_names": federation.client_names,
         "normalization": None if federation.normalization is None else federation.normalization._asdict(),
@@ -244,8 +246,8 @@ def describe(about: Mapping[str, Any], source: LayeredModel, forms: Forms) -> di
         "model": {
             "name": next((name for name, made in MODELS.items() if made is type(source.model)), None),
             "class": type(source.model).__name__,
-            "scores": source.model(source.x).shape[1],
-            **{key: about.pop(key) for key in ("input_shape", "classes", "class_names")},
+            "scores": source.model(source.x).shape[-1],
+            **{key: about.pop(key) for key in ("input_shape", "classes", "class_names", "task")},
         },
         "dtype": str(next(source.model.parameters()).dtype).removeprefix("torch."),
         "forms": forms,

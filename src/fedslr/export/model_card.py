@@ -1,4 +1,4 @@
-"""The model card: a page beside an exported file with its model, accuracy, size and a way to run it."""
+"""The model card: a page beside an exported file with its model, score, size and a way to run it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fedslr.core.targets import TARGETS
 from fedslr.data.digits import DIGITS_SCALING
 from fedslr.data.node_data import NODE_DATASET
-from fedslr.report.number_text import format_bytes, percent
+from fedslr.report.number_text import format_bytes
+from fedslr.storage.statistics import Headline
 
 RUN_CODE = {
     "safetensors": "import fedslr\n\nmodel = fedslr.load_exported({file}{module})\nscores = model(inputs)",
@@ -58,9 +60,10 @@ class ExportFacts(NamedTuple):
     format: str
     purpose: str
     client: int | None
-    accuracy: float | None
+    score: float | None
+    """The headline metric, see `about["metric"]`."""
     tested: int
-    """Samples of the client's test set; 0 if the accuracy is the mean over clients."""
+    """Samples of the client's test set; 0 if the score is the mean over clients."""
     bytes: int
     dense_bytes: int
     numbers: int
@@ -105,7 +108,7 @@ def card(facts: ExportFacts) -> str:
 
 
 def _rows(facts: ExportFacts) -> dict[str, str]:
-    about = facts.about
+    about, metric = facts.about, Headline(**facts.about["metric"])
     settings = ", ".join(f"{name} = {value}" for name, value in facts.hyperparameters.items())
     done, left = about["rounds"], about["rounds_left"]
     tested = f"its {facts.tested} test samples" if facts.tested else "mean over clients, each on its own test set"
@@ -115,7 +118,7 @@ def _rows(facts: ExportFacts) -> dict[str, str]:
         "rounds": f"{done} of {done + left}; the run was not finished" if left else str(done),
         "seed": str(about["seed"]),
         "architecture": about["model"]["name"] or about["model"]["class"],
-        "accuracy": f"{percent(facts.accuracy)} ({tested})" if facts.accuracy is not None else "not measured",
+        metric.words: f"{metric.text(facts.score)} ({tested})" if facts.score is not None else "not measured",
         "size of the file": f"{format_bytes(facts.bytes)}, {_share(facts.bytes, facts.dense_bytes)}",
         "parameters in it": f"{facts.numbers:,}, {_share(facts.numbers, facts.dense_numbers)}",
         "made for": facts.purpose,
@@ -138,8 +141,8 @@ def _scaling(dataset: str, normalization: Mapping[str, Any] | None) -> str:
 def _scores(model: Mapping[str, Any]) -> str:
     """Return the number of outputs, with the names of the classes; the model never learned outputs beyond them."""
     classes, scores, names = model["classes"], model["scores"], model["class_names"]
-    text = "one number per class"
-    if scores != classes:
+    text = TARGETS[model["task"]].outputs
+    if scores > classes:
         text = f"{scores} numbers, of which the first {classes} are those of the {classes} classes"
     return text + ("" if names is None else ": " + ", ".join(f"{i} {escaped(name)}" for i, name in enumerate(names)))
 

@@ -60,7 +60,7 @@ def export(
 
     Example:
         made = fedslr.export(result, "client7.onnx", client=7, format="onnx")
-        print(made.facts.bytes, made.facts.accuracy)
+        print(made.facts.bytes, made.facts.score)
     """
     number = None if client is None else result.number_of(client)
     return write(lambda: origin_in_run(result, number, batch), Path(path), format, purpose)
@@ -76,13 +76,13 @@ def write(origin: Callable[[], ModelOrigin], target: Path, format: str, purpose:
     about = describe(made.about, source, forms)
     data, numbers, answers = _encode(source, forms, about, format)
     difference = _difference(source, answers)
-    accuracy, tested = made.accuracy(answers)
+    score, tested = made.score(answers)
     facts = ExportFacts(
         file=target.name,
         format=format,
         purpose=purpose,
         client=source.client,
-        accuracy=accuracy,
+        score=score,
         tested=tested,
         bytes=len(data),
         dense_bytes=source.dense_bytes,

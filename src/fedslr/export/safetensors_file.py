@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fedslr.channel import layout, packing
 from fedslr.core.errors import FedslrError
 from fedslr.core.matrix import LowRank
+from fedslr.core.targets import outputs_for
 from fedslr.export.layer_forms import in_forms
 from fedslr.export.layered_model import Layer
 from fedslr.models import MODELS
@@ -129,4 +130,4 @@ def _template(kind: Mapping[str, Any]) -> nn.Module:
         raise FedslrError("it holds the weights of a model of your own, and no module was given")
     # A wrong size takes no memory on this device; the weights will not fit it.
     with torch.device("meta"):
-        return MODELS[kind["name"]](tuple(kind["input_shape"]), kind["classes"])
+        return MODELS[kind["name"]](tuple(kind["input_shape"]), outputs_for(kind["task"], kind["classes"]))

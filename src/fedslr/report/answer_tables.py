@@ -42,23 +42,25 @@ def _interval(found: Estimate) -> Cell:
 
 def certainty(view: View) -> tuple[Sequence[str], list[Row], str]:
     """Return titles, rows and caption of every method's difference to the best one; no rows for a single method."""
-    column = view.columns["accuracy_personal"]
+    column, factor = view.columns[view.metric.key("personal")], view.metric.factor
     known = [(i, g, mean) for i, g, _ in view.numbered() if (mean := column.figures(g.runs)[0]) is not None]
     if len(known) < 2:
         return (), [], ""
-    best, rows = max(known, key=lambda one: one[2])[1], []
+    best, rows = max(known, key=lambda one: column.sign * one[2])[1], []
     for place, group, mean in known:
         found = paired_difference(group, best, column.value)
-        shown: list[Cell] = [NONE, NONE, "highest mean" if group is best else "no seed in common"]
+        shown: list[Cell] = [NONE, NONE, "best mean" if group is best else "no seed in common"]
         if found and group is not best:
             doubt = ONE_SEED if math.isinf(found.half) else "not separable"
-            shown = [signed(100 * found.value), _interval(found.times(100)), "worse" if found.high < 0 else doubt]
+            worse = found.high < 0 if column.sign > 0 else found.low > 0
+            shown = [signed(factor * found.value), _interval(found.times(factor)), "worse" if worse else doubt]
         rows.append((place, [group.name, column.show(mean), str(len(group.runs)), *shown]))
     titles = ("method", column.title, "seeds", f"difference to {best.name}", "95 % interval", "verdict")
     caption = (
-        "Differences are in percentage points, paired by seed: each run less the best method's run with the same seed. "
-        "The interval is Student's t over seeds. A method is worse if its whole interval lies below zero, else it is "
-        "not separable from the best. With many methods, some intervals exclude zero by chance."
+        f"Differences are {'in percentage points and ' if view.metric.is_share else ''}paired by seed: each run less "
+        "the best method's run with the same seed. The interval is Student's t over seeds. A method is worse if its "
+        "whole interval is on the worse side of zero, else it is not separable from the best. With many methods, "
+        "some intervals exclude zero by chance."
     )
     if all(len(group.runs) == 1 for _, group, _ in known):
         caption = f"Every method ran with one seed, and {ONE_SEED}: another split or start may reverse the order. "
@@ -73,7 +75,7 @@ def certainty_table(view: View) -> list[Figure]:
 
 
 class ClientColumn(NamedTuple):
-    """A method's accuracy for every client in per cent, or what it has more than another method."""
+    """A method's headline metric for every client, shares in per cent, or what it has more than another method."""
 
     place: int
     method: str
@@ -90,9 +92,9 @@ def _client_columns(view: View, place: int, group: Group) -> list[ClientColumn]:
             continue
         values = {}
         for run in group.runs:
-            own = curves.by_client(run, "accuracy_personal_per_client")
+            own = curves.by_client(run, run.metric.key("personal", per_client=True))
             each = curves.relative(run, against, "personal", model) if base else own
-            values.update({(_split(run), client): 100 * value for client, value in each.items()})
+            values.update({(_split(run), client): run.metric.factor * value for client, value in each.items()})
         found.append(ClientColumn(place, group.name, base, values))
     return found
 
@@ -103,48 +105,58 @@ def _split(run: Run) -> str:
 
 
 def _client_row(run: Run, held: np.ndarray | None, client: Client, columns: Sequence[ClientColumn]) -> Markup:
+    digits, bad = (1, "−") if run.metric.is_share else (3, "−" if run.metric.larger_is_better else "+")
     counts = np.array([]) if held is None else held[client[1] : client[1] + 1]
     sizes = [str(np.sum(counts)), str(np.count_nonzero(counts))] if len(counts) else [NONE, NONE]
     cells = [sortable_cell(text) for text in (str(client[1]), str(run.config.get("seed", NONE)), *sizes)]
     for column in columns:
         value = column.values.get(client)
-        text = NONE if value is None else signed(value, 1) if column.base else f"{value:.1f}"
-        cells.append(sortable_cell(text, f"g{column.place}{' worse' if text.startswith('−') else ''}"))
+        text = NONE if value is None else signed(value, digits) if column.base else f"{value:.{digits}f}"
+        worse = column.base and text.startswith(bad)
+        cells.append(sortable_cell(text, f"g{column.place}{' worse' if worse else ''}"))
     return tag("tr", *cells)
 
 
-def _worse_in_words(columns: Sequence[ClientColumn], base: str) -> str:
+def _worse_in_words(columns: Sequence[ClientColumn], base: str, sign: int) -> str:
     each = [(column.method, list(column.values.values())) for column in columns if column.base == base]
-    told = [f"{method} {sum(v < 0 for v in values)} of {len(values)}" for method, values in each if values]
+    told = [f"{method} {sum(sign * v < 0 for v in values)} of {len(values)}" for method, values in each if values]
     return f"Clients that are worse off than with {base}: {', '.join(told)}. " if told else ""
 
 
 def client_table(view: View) -> list[Figure]:
-    """Return the accuracy of every client with every method, also less FedAvg's and less local training's."""
+    """Return the headline metric of every client with every method, also less FedAvg's and local training's."""
+    metric, sign = view.metric, 1 if view.metric.larger_is_better else -1
     columns = [column for place, group, _ in view.numbered() for column in _client_columns(view, place, group)]
     clients = sorted({client for column in columns for client in column.values})
-    shown = sorted(clients, key=lambda client: columns[0].values.get(client, math.inf))[:MAX_CLIENT_ROWS]
+    shown = sorted(clients, key=lambda client: sign * columns[0].values.get(client, math.inf))[:MAX_CLIENT_ROWS]
     runs = {_split(run): run for group in view.groups for run in group.runs}
     labels = {split: saved_label_counts(run) for split, run in runs.items()}
     body = [_client_row(runs[c[0]], labels[c[0]], c, columns) for c in sorted(shown)]
     head = [sortable_head(title) for title in ("client", "seed", "training samples", "labels held")]
-    head += [sortable_head(f"{c.method} − {c.base}" if c.base else f"{c.method} %", c.place) for c in columns]
-    caption = "Accuracy of personal models in the last evaluation (%), and differences in percentage points. "
-    caption += _worse_in_words(columns, "fedavg") + _worse_in_words(columns, "local")
+    head += [
+        sortable_head(f"{c.method} − {c.base}" if c.base else f"{c.method}{metric.unit}", c.place) for c in columns
+    ]
+    caption = f"{metric.words[0].upper()}{metric.words[1:]} of personal models in the last evaluation"
+    caption += " (%), and differences in percentage points. " if metric.is_share else ", and differences. "
+    caption += _worse_in_words(columns, "fedavg", sign) + _worse_in_words(columns, "local", sign)
     if len(shown) < len(clients):
-        caption += f"The {len(shown)} of {len(clients):,} clients with the lowest accuracy of {columns[0].method}."
+        caption += f"The {len(shown)} of {len(clients):,} clients that {columns[0].method} serves worst."
     return [Figure("For which clients is it worse?", caption, html_table(head, body))] if body else []
 
 
 def model_trend(one: ModelView) -> Estimate | None:
-    """Return the slope of a model's mean accuracy at the end, in percentage points per round."""
-    samples = curves.evaluations(one.group, f"accuracy_{one.model}")
+    """Return the slope of a model's mean headline metric at the end, per round.
+
+    Shares are in percentage points, other metrics in per cent of the last value.
+    """
+    samples = curves.evaluations(one.group, one.metric.key(one.model))
     seeds = range(len(one.group.runs)) if samples else ()
-    return final_trend([[(s.round, 100 * s.values[n]) for s in samples] for n in seeds])
+    scale = 100.0 if one.metric.is_share or not samples else 100 / (abs(samples[-1].mean) or 1.0)
+    return final_trend([[(s.round, scale * s.values[n]) for s in samples] for n in seeds])
 
 
 def convergence_table(view: View) -> list[Figure]:
-    """Return the slope of the accuracy of every model at the end of its rounds, and a verdict."""
+    """Return the slope of the headline metric of every model at the end of its rounds, and a verdict."""
     rows: list[Row] = []
     for one in view.models():
         if trend := model_trend(one):
@@ -152,9 +164,10 @@ def convergence_table(view: View) -> list[Figure]:
             per = 10 if rounds < LONG_RUN else 100
             shown = (f"{signed(per * trend.value)} per {per} rounds", per * trend.value)
             rows.append((one.place, [one.name, shown, _interval(trend.times(per)), trend_in_words(trend, rounds)]))
+    points = "percentage points" if view.metric.is_share else "per cent of the last value"
     caption = (
-        "The slope of accuracy over the last tenth of the rounds, or over the last three evaluations if it has fewer: "
-        "least squares over all seeds, in percentage points, with a 95 % interval. Level: a change below "
+        f"The slope of the {view.metric.words} over the last tenth of the rounds, or over the last three evaluations "
+        f"if it has fewer: least squares over all seeds, in {points}, with a 95 % interval. Level: a change below "
         f"{MIN_CHANGE} points over a tenth of the rounds. No clear trend: the interval contains zero."
     )
     return _answer("Has it converged?", caption, ("model", "slope", "95 % interval", "verdict"), rows)

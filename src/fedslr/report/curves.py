@@ -34,14 +34,15 @@ class Sample(NamedTuple):
 
 
 def ranked_groups(runs: Sequence[Run]) -> list[Group]:
-    """Return the groups to draw: methods by their accuracy, best first; the values of a sweep in their order.
+    """Return the groups to draw: methods by their headline metric, best first; the values of a sweep in their order.
 
     Unfinished runs count only in a group that has no finished one.
     """
 
     def place(group: Group) -> float:
-        found = evaluations(group, "accuracy_personal") if "method" in group.labels else []
-        return -found[-1].mean if found else 0.0
+        metric = group.runs[0].metric
+        found = evaluations(group, metric.key("personal")) if "method" in group.labels else []
+        return (-found[-1].mean if metric.larger_is_better else found[-1].mean) if found else 0.0
 
     groups = group_runs(runs)
     return sorted((g._replace(runs=[r for r in g.runs if r.finished] or g.runs) for g in groups), key=place)
@@ -63,8 +64,9 @@ def _by_round(records: Sequence[Mapping[str, Any]], key: str) -> dict[int, tuple
 
 def models(group: Group) -> tuple[str, ...]:
     """Return the models to show: the personal ones, and the global one if it differs from them."""
-    records = [r for run in group.runs for r in run.records if r.get("accuracy_global_per_client") is not None]
-    differs = any(r.get("accuracy_personal_per_client") != r["accuracy_global_per_client"] for r in records)
+    shared, own = (group.runs[0].metric.key(model, per_client=True) for model in ("global", "personal"))
+    records = [r for run in group.runs for r in run.records if r.get(shared) is not None]
+    differs = any(r.get(own) != r[shared] for r in records)
     return ("personal", "global") if differs else ("personal",)
 
 
@@ -87,10 +89,11 @@ def is_baseline(group: Group, method: str = BASELINE) -> bool:
 
 
 def relative(run: Run, against: Mapping[str, Run], model: str, base_model: str = "global") -> dict[int, float]:
-    """Return every client's accuracy less its accuracy in the baseline; nothing if no such run is given."""
-    base = against.get(setting(run))
-    before = {} if base is None else by_client(base, f"accuracy_{base_model}_per_client")
-    return {c: v - before[c] for c, v in by_client(run, f"accuracy_{model}_per_client").items() if c in before}
+    """Return every client's headline metric less that in the baseline; nothing if no such run is given."""
+    base, metric = against.get(setting(run)), run.metric
+    before = {} if base is None else by_client(base, metric.key(base_model, per_client=True))
+    after = by_client(run, metric.key(model, per_client=True))
+    return {c: v - before[c] for c, v in after.items() if c in before}
 
 
 def setting(run: Run) -> str:
@@ -155,10 +158,11 @@ def find_sweep(groups: Sequence[Group]) -> Sweep | None:
     return None
 
 
-def final_accuracies(line: Sequence[tuple[float, Group]], model: str) -> list[tuple[float, list[float]]]:
-    """Return the last accuracy of every run in per cent, at each value of a sweep that has been evaluated."""
-    seen = [(x, evaluations(group, f"accuracy_{model}")) for x, group in line]
-    return [(x, [100 * v for v in samples[-1].values]) for x, samples in seen if samples]
+def final_scores(line: Sequence[tuple[float, Group]], model: str) -> list[tuple[float, list[float]]]:
+    """Return the last headline metric of every run, shares in per cent, at each evaluated value of a sweep."""
+    seen = [(x, group.runs[0].metric, group) for x, group in line]
+    found = [(x, metric.factor, evaluations(group, metric.key(model))) for x, metric, group in seen]
+    return [(x, [factor * v for v in samples[-1].values]) for x, factor, samples in found if samples]
 
 
 def _number(text: str) -> float | None:

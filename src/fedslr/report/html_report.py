@@ -34,11 +34,11 @@ SECTIONS = (accuracy_section, sensitivity_section, client_section, model_size_se
 
 
 def _results(view: View) -> Markup:
-    """Return the table of all results; bold is the best accuracy of a column, if seeds separate it from all others."""
+    """Return the table of all results; bold is the best value of a column, if seeds separate it from all others."""
     columns = list(view.columns.values())
     made = result_table(view.groups, columns)
     body = []
-    best = [separable_best(view.groups, c.value) if c.key.startswith(("accuracy", "worst")) else None for c in columns]
+    best = [separable_best(view.groups, c.goodness) if c.sign else None for c in columns]
     for place, (group, row) in enumerate(zip(view.groups, made.rows, strict=True)):
         cells = [sortable_cell(text, "name") for text in row[: made.labels]]
         for text, column, winner in zip(row[made.labels :], columns, best, strict=True):
@@ -78,8 +78,8 @@ def report_page(runs: Sequence[Run], live: str | None = None, pick: str = "last"
 
 
 def _facts(run: Run, pick: str, clients: str) -> list[tuple[str, str, str]]:
-    summary = run.summary | {"accuracy": statistics.accuracy(run.records, pick, clients)}
-    return run_facts(summary, run.records, 8 if run.config.get("dtype") == "float64" else 4)
+    summary = run.summary | {run.metric.name: statistics.mean_over_clients(run.records, pick, clients, run.metric)}
+    return run_facts(summary, run.records, run.metric, 8 if run.config.get("dtype") == "float64" else 4)
 
 
 def _page_part(name: str) -> str:

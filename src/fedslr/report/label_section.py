@@ -26,7 +26,7 @@ SAMPLES = svg.Axis("samples", "{:.4g}".format, low=0)
 
 def label_section(view: View) -> Section:
     drawn = (run for group in view.groups for run in group.runs)
-    found = [(run, counts) for run in drawn if (counts := saved_label_counts(run)) is not None]
+    found = [(run, counts) for run in drawn if (counts := saved_label_counts(run)) is not None and counts.shape[1] > 1]
     if not found:
         return Section("Data", [])
     counts = found[0][1]

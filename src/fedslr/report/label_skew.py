@@ -20,8 +20,13 @@ MAX_COUNTED_CLIENTS = 1000
 
 
 def label_counts(federation: Federation, most: int | None = None) -> np.ndarray[Any, Any]:
-    """Return the training samples by client and label, of all clients or of the first `most`."""
+    """Return the training samples by client and label, of all clients or of the first `most`.
+
+    Targets that are not one label per sample count as a single label.
+    """
     clients = itertools.islice(federation.clients, most)
+    if federation.task not in ("classification", "binary"):
+        return np.array([[len(c.y)] for c in clients])
     return np.stack([np.bincount(c.y.cpu().numpy(), minlength=federation.num_classes) for c in clients])
 
 

@@ -18,6 +18,7 @@ from fedslr.report.line_chart import set_apart
 from fedslr.report.number_text import format_count
 from fedslr.report.run_groups import Group
 from fedslr.report.saved_runs import Run
+from fedslr.storage.statistics import Headline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,13 +122,17 @@ def _looks(groups: Sequence[Group]) -> list[tuple[Group, Look]]:
     return list(zip(groups, looks([g.name for g in groups]), strict=True))
 
 
+def _axis_label(metric: Headline) -> str:
+    return f"{metric.words}, mean over clients" + (" (%)" if metric.is_share else "")
+
+
 def accuracy(runs: Sequence[Run], options: Options | None = None) -> Figure:
-    """Draw accuracy over rounds: personal models as full lines, global models dashed, bands over seeds."""
+    """Draw the headline metric over rounds: personal models as full lines, global ones dashed, bands over seeds."""
     return accuracy_of(curves.ranked_groups(runs))
 
 
 def accuracy_of(groups: Sequence[Group]) -> Figure:
-    """Draw the accuracy of groups of runs over rounds."""
+    """Draw the headline metric of groups of runs over rounds."""
     figure, axes = _canvas(5.8, 4.2)
     _accuracy_lines(axes, groups)
     _name_ends(figure, axes)
@@ -138,24 +143,25 @@ def _accuracy_lines(axes: Axes, groups: Sequence[Group]) -> None:
     for group, look in _looks(groups):
         models = curves.models(group)
         for model in models:
-            found = curves.evaluations(group, f"accuracy_{model}")
+            metric = group.runs[0].metric
+            found = curves.evaluations(group, metric.key(model))
             if not found:
                 continue
             rounds, label = [s.round for s in found], f"{group.name}, {model}" if len(models) > 1 else group.name
             style = _style(look, len(found), model == "global")
-            axes.plot(rounds, [100 * s.mean for s in found], label=label, **style)
-            low, high = ([100 * end(s.values) for s in found] for end in (min, max))
+            axes.plot(rounds, [metric.factor * s.mean for s in found], label=label, **style)
+            low, high = ([metric.factor * end(s.values) for s in found] for end in (min, max))
             axes.fill_between(rounds, low, high, color=style["color"], alpha=0.12, linewidth=0)
     if not axes.lines:
         raise FedslrError("accuracy: nothing has been evaluated yet")
     lowest = curves.late_minimum([np.asarray(line.get_xydata()).tolist() for line in axes.lines])
-    if lowest is not None:
+    if lowest is not None and groups[0].runs[0].metric.is_share:
         axes.set_ylim(lowest - 0.5, min(axes.get_ylim()[1], 100.5))
-    _by_round(axes, "accuracy, mean over clients (%)")
+    _by_round(axes, _axis_label(groups[0].runs[0].metric))
 
 
 def one_run(run: Run) -> Figure:
-    """Draw the accuracy and the parameters of one run over rounds: personal models full, the global model dashed."""
+    """Draw the headline metric and the sizes of one run over rounds: personal models full, the global model dashed."""
     figure, (left, right) = _canvas(9, 3.8, 1, 2)
     ((group, look),) = _groups([run])
     _accuracy_lines(left, [group])
@@ -176,7 +182,7 @@ def one_run(run: Run) -> Figure:
 
 
 def violin(runs: Sequence[Run], options: Options) -> Figure:
-    """Draw the accuracy of every client less its accuracy under FedAvg."""
+    """Draw the headline metric of every client less that under FedAvg."""
     base, rows = curves.baselines(runs), []
     for group, look in _groups(runs):
         models = () if curves.is_baseline(group) else curves.models(group)
@@ -185,7 +191,7 @@ def violin(runs: Sequence[Run], options: Options) -> Figure:
             seeds = ", ".join(str(r.summary["seed"]) for r in alone)
             options.report(f"violin: {group.name}, seed {seeds}: no run of fedavg has the same data, settings and seed")
         for model in models:
-            values = [100 * v for r in group.runs for v in curves.relative(r, base, model).values()]
+            values = [r.metric.factor * v for r in group.runs for v in curves.relative(r, base, model).values()]
             if values:
                 name = f"{group.name}\n({model})" if len(models) > 1 else group.name
                 rows.append((name, look, values, model == "global"))
@@ -203,7 +209,8 @@ def violin(runs: Sequence[Run], options: Options) -> Figure:
     axes.axhline(0, color=ALARM_COLOUR, linewidth=1.2)
     turned = len(rows) > 6 or max(len(line) for name, *_ in rows for line in name.split("\n")) > MAX_LEVEL_LETTERS
     axes.set_xticks(range(1, len(rows) + 1), [name for name, *_ in rows], **(TURNED if turned else {}))
-    _dress(axes, "", "accuracy less FedAvg's\n(percentage points)")
+    metric = runs[0].metric
+    _dress(axes, "", f"{metric.words} less FedAvg's" + ("\n(percentage points)" if metric.is_share else ""))
     axes.grid(False, axis="x")
     return figure
 
@@ -237,7 +244,7 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
             _sensitivity_line(left, right, found.lines[name], name, model, look)
     values = sorted({x for line in found.lines.values() for x, _ in line})
     positive = [value for value in values if value > 0]
-    for axes, label in ((left, "accuracy, mean over clients (%)"), (right, "parameters of a model (thousands)")):
+    for axes, label in ((left, _axis_label(runs[0].metric)), (right, "parameters of a model (thousands)")):
         _dress(axes, found.key, label)
         if curves.spans_decades(values):
             axes.set_xscale("log")
@@ -260,7 +267,7 @@ def sensitivity(runs: Sequence[Run], options: Options) -> Figure:
 def _sensitivity_line(
     left: Axes, right: Axes, line: Sequence[tuple[float, Group]], name: str, model: str, look: Look
 ) -> None:
-    known = curves.final_accuracies(line, model)
+    known = curves.final_scores(line, model)
     style = _style(look, len(known), dashed=model == "global") | {"marker": "o", "markevery": 1}
     if known:
         x, middle = [x for x, _ in known], [fmean(v) for _, v in known]

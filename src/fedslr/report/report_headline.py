@@ -54,12 +54,12 @@ def notices(view: View) -> list[str]:
     chosen, found = [UNUSUAL_CHOICES[c] for c in (view.pick, view.clients) if c in UNUSUAL_CHOICES], []
     if chosen:
         found.append(
-            f"Accuracies in the figures on top and in the table are {' and '.join(chosen)}. Charts show all clients; "
+            f"Values in the figures on top and in the table are {' and '.join(chosen)}. Charts show all clients; "
             "charts by client show the last evaluation."
         )
     found += [_unfinished(view, run) for run in view.runs if not run.finished]
-    if not any(r.get("accuracy_personal") is not None for run in view.runs for r in run.records):
-        found.append("Nothing has been evaluated yet, so there are no accuracies.")
+    if not any(r.get(run.metric.key("personal")) is not None for run in view.runs for r in run.records):
+        found.append(f"Nothing has been evaluated yet, so there is no {view.metric.words}.")
     return found + _trends(view)
 
 
@@ -94,11 +94,12 @@ def _main_figures(view: View) -> list[Card]:
         values = [run.summary[table][key] for run in runs]
         return None if None in values else fmean(values)
 
-    over = f"{averaged_over(runs[0].records)}, {plural(len(runs), 'seed')}"
+    over = f"{averaged_over(runs[0].records, view.metric)}, {plural(len(runs), 'seed')}"
     found = []
-    for model, label in (("personal", "accuracy of the personal models"), ("global", "accuracy of the global model")):
-        accuracy = view.columns[f"accuracy_{model}"].figures(runs)[0]
-        found += [] if accuracy is None else [Card(percent(accuracy), label, over)]
+    name = view.metric.words
+    for model, label in (("personal", f"{name} of the personal models"), ("global", f"{name} of the global model")):
+        score = view.columns[view.metric.key(model)].figures(runs)[0]
+        found += [] if score is None else [Card(view.metric.text(score), label, over)]
     dense, size, personal = (mean("parameters", key) for key in ("dense", "global", "personal"))
     if dense and size:
         note = f"{format_count(size)} of {format_count(dense)} parameters"
@@ -112,23 +113,23 @@ def _main_figures(view: View) -> list[Card]:
     return found
 
 
-BEST_FIGURES = {
-    "accuracy_personal": "highest accuracy of personal models",
-    "accuracy_global": "highest accuracy of a global model",
-    "worst_decile_personal": "highest accuracy for the tenth served worst",
-    "parameters_personal": "smallest personal models",
-}
-
-
 def _best_figures(view: View) -> list[Card]:
     """Return the best method by each of some figures, and whether seeds separate it from the others."""
+    metric = view.metric
+    best = f"{'highest' if metric.larger_is_better else 'lowest'} {metric.words}"
+    labels = {
+        metric.key("personal"): f"{best} of personal models",
+        metric.key("global"): f"{best} of a global model",
+        "worst_decile_personal": f"{best} for the tenth served worst",
+        "parameters_personal": "smallest personal models",
+    }
     found = []
-    for key, label in BEST_FIGURES.items():
+    for key, label in labels.items():
         column, size = view.columns[key], key.startswith("parameters")
         known = [(v, g) for g in view.groups if (v := column.figures(g.runs)[0])]
         if known:
-            value, group = (min if size else max)(known, key=lambda pair: pair[0])
-            certain = size or separable_best(view.groups, column.value) is group
+            value, group = max(known, key=lambda pair: (-1 if size else column.sign) * pair[0])
+            certain = size or separable_best(view.groups, column.goodness) is group
             doubt = "" if certain else ", from one seed" if len(group.runs) == 1 else ", not separable from all others"
-            found.append(Card(column.show(value) + ("" if size else " %"), label, group.name + doubt))
+            found.append(Card(column.show(value) + ("" if size else metric.unit), label, group.name + doubt))
     return found

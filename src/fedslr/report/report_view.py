@@ -15,6 +15,7 @@ from fedslr.report.run_groups import Group
 from fedslr.report.saved_runs import Run
 from fedslr.report.svg_axes import Axis
 from fedslr.report.violin_chart import Violin, quartiles_table, violin_chart
+from fedslr.storage.statistics import Headline
 
 MAX_DOTS = 2500
 """A chart of more clients does not draw each of them."""
@@ -54,15 +55,20 @@ class ModelView(NamedTuple):
     look: Look
     model: str
 
+    @property
+    def metric(self) -> Headline:
+        """The headline metric."""
+        return self.group.runs[0].metric
+
     def line(self, points: Sequence[Point], spread: Sequence[Point] = ()) -> Series:
         return Series(self.name, self.place, self.look, points, self.model == "global", spread)
 
     def violin(self, found: Sequence[dict[int, float]]) -> Violin:
-        """Return the shares that the clients of every run have, in per cent."""
+        """Return the values that the clients of every run have, shares in per cent."""
         pairs = []
         for run, each in zip(self.group.runs, found, strict=True):
             seed = f", seed {run.config.get('seed')}" if len(self.group.runs) > 1 else ""
-            pairs += [(f"client {client}{seed}", 100 * value) for client, value in each.items()]
+            pairs += [(f"client {client}{seed}", self.metric.factor * value) for client, value in each.items()]
         values, clients = [v for _, v in pairs], [client for client, _ in pairs]
         return Violin(self.name, self.place, self.look, values, clients, self.model == "global")
 
@@ -74,7 +80,9 @@ class View:
         self, runs: Sequence[Run], pick: str = "last", clients: str = "all", groups: Sequence[Group] | None = None
     ) -> None:
         self.runs, self.pick, self.clients = list(runs), pick, clients
-        self.columns = {column.key: column for column in columns(pick, clients)}
+        self.metric = self.runs[0].metric
+        """The headline metric, of the first run."""
+        self.columns = {column.key: column for column in columns(pick, clients, self.metric)}
         self.groups = curves.ranked_groups(runs) if groups is None else list(groups)
         self.looks = looks([g.name for g in self.groups])
         self.several = len(self.groups) > 1

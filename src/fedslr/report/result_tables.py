@@ -11,6 +11,7 @@ from fedslr.report.number_text import format_bytes
 from fedslr.report.run_groups import Group
 from fedslr.report.saved_runs import Run
 from fedslr.storage import statistics
+from fedslr.storage.statistics import ACCURACY, Headline
 
 Value = Callable[[Run], float | None]
 
@@ -24,6 +25,13 @@ class Column(NamedTuple):
     show: Callable[[float], str]
     within_run: Value | None = None
     """A standard deviation within one run, shown instead of the one over seeds."""
+    sign: int = 0
+    """1 if larger values are better, -1 if smaller ones are; 0 if bold would mislead."""
+
+    def goodness(self, run: Run) -> float | None:
+        """Return the value, negated if smaller values are better."""
+        value = self.value(run)
+        return None if value is None else self.sign * value
 
     def figures(self, runs: Sequence[Run]) -> tuple[float | None, float | None]:
         """Return the mean and the standard deviation over the runs of a group."""
@@ -33,35 +41,38 @@ class Column(NamedTuple):
         return mean, mean_and_deviation([self.within_run(r) for r in runs])[0]
 
 
-def columns(pick: str = "last", clients: str = "all") -> list[Column]:
-    """Return the paper's figures: accuracy, fairness, model sizes, and communication in bytes and the paper's GB."""
+def columns(pick: str = "last", clients: str = "all", metric: Headline = ACCURACY) -> list[Column]:
+    """Return the paper's figures: accuracy or another metric, fairness, sizes, and bytes, also as the paper's GB."""
     choices = [c for c, usual in ((pick, "last"), (clients, "all")) if c != usual]
     chosen = f" ({', '.join(choices)})" if choices else ""
 
-    def accuracy(model: str) -> Value:
-        return lambda run: statistics.accuracy(run.records, pick, clients)[model]
+    name = "" if metric == ACCURACY else f" {metric.words}"
+    unit = f"{name}{metric.unit}{chosen}"
+
+    def score(model: str) -> Value:
+        return lambda run: statistics.mean_over_clients(run.records, pick, clients, metric)[model]
+
+    def show(value: float) -> str:
+        return f"{100 * value:.2f}" if metric.is_share else f"{value:.4g}"
 
     def summary(table: str, key: str) -> Value:
         return lambda run: run.summary[table][key]
 
     def worst(run: Run) -> float | None:
-        return statistics.worst_decile(run.records, pick, clients)
+        return statistics.worst_decile(run.records, pick, clients, metric=metric)
 
+    sign = 1 if metric.larger_is_better else -1
     size, spread = summary("parameters", "personal"), summary("parameters", "personal_std")
     return [
-        Column(f"global %{chosen}", "accuracy_global", accuracy("global"), _percentage),
-        Column(f"personal %{chosen}", "accuracy_personal", accuracy("personal"), _percentage),
-        Column(f"worst 10th %{chosen}", "worst_decile_personal", worst, _percentage),
+        Column(f"global{unit}", metric.key("global"), score("global"), show, sign=sign),
+        Column(f"personal{unit}", metric.key("personal"), score("personal"), show, sign=sign),
+        Column(f"worst 10th{unit}", "worst_decile_personal", worst, show, sign=sign),
         Column("size global", "parameters_global", lambda r: r.summary["parameters"]["global"] or None, _model_size),
         Column("size personal", "parameters_personal", size, _model_size, spread),
         Column("down", "bytes_down", summary("bytes", "down"), format_bytes),
         Column("up", "bytes_up", summary("bytes", "up"), format_bytes),
         Column("GB", "paper_gb", lambda r: r.summary["paper_gb"], _gigabytes),
     ]
-
-
-def _percentage(value: float) -> str:
-    return f"{100 * value:.2f}"
 
 
 def _model_size(value: float) -> str:

@@ -16,6 +16,7 @@ from fedslr.core.errors import FedslrError, reason
 from fedslr.core.schema import flatten
 from fedslr.storage import statistics
 from fedslr.storage.record import read_records
+from fedslr.storage.statistics import Headline
 
 
 class Run(NamedTuple):
@@ -27,6 +28,13 @@ class Run(NamedTuple):
     recipe: str = ""
     """The text of config.toml."""
     finished: bool = True
+
+    @property
+    def metric(self) -> Headline:
+        """The headline metric."""
+        if "metric" in self.summary:
+            return statistics.headline_of(self.summary)
+        return statistics.find_headline(next((r["metric"] for r in self.records if r.get("metric")), None))
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -118,7 +126,6 @@ def summary_so_far(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
         "rounds": records[-1]["round"] if records else 0,
         "seed": config.get("seed"),
         "rerunnable": True,
-        "accuracy": statistics.accuracy(records),
         "parameters": {
             "dense": dense,
             "global": sized.get("parameters_global"),

@@ -36,7 +36,7 @@ def run(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    loss: Loss | str = cross_entropy,
+    loss: Loss | str | None = None,
     on_round: OnRound | None = None,
     should_stop: Callable[[], bool] | None = None,
     warn: Callable[[str], None] | None = None,
@@ -55,7 +55,8 @@ def run(
         model: The name of a model, or an `nn.Module` whose weights are the starting point.
         out: The folder of the run. Without one nothing is written, and the run cannot be resumed.
         resume: Whether to go on with the run in `out`.
-        loss: The name of a loss, or a function of a batch's outputs and labels that returns their mean loss.
+        loss: The name of a loss, or a function of a batch's outputs and targets that returns the loss of every sample,
+            or the mean loss. By default the task's own loss.
         on_round: Called with the record of every finished round. A function with two required arguments also receives
             the run's `TrainedModels`, such as `on_round(record, run)` with `run.personal_params(3)`.
         should_stop: Asked after every round; if it returns true, the run saves and raises `Interrupted`. Without it,
@@ -100,7 +101,7 @@ def checked_request(
     model: str | nn.Module,
     group: Group,
     *,
-    loss: Loss | str = cross_entropy,
+    loss: Loss | str | None = None,
     **settings: Any,
 ) -> RunRequest:
     """Return a run that was asked for in Python; refuse a wrong request before anything is trained."""
@@ -111,6 +112,8 @@ def checked_request(
     selection = settings.get("selection")
     named_loss = "cross_entropy" if loss is cross_entropy else loss
     checked = build_settings(_plain({**settings, "loss": named_loss})).with_resolved_precision()
+    federation = federation.for_task(checked.task or federation.task)
+    checked = checked.for_task(federation.task)
     require_possible(checked, algorithm, group)
     table = dict(federation.options or {"name": federation.name, "clients": len(federation.clients)})
     return RunRequest(
@@ -119,7 +122,7 @@ def checked_request(
         model=model,
         settings=checked,
         config=dump(checked, algorithm, table, {"name": _model_name(model)}),
-        loss=None if isinstance(named_loss, str) else named_loss,
+        loss=named_loss if callable(named_loss) else None,
         select=selection if callable(selection) else None,
     )
 
@@ -127,11 +130,11 @@ def checked_request(
 def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None = None, **options: Any) -> Result:
     """Run a recipe in a folder; `options` are the fields of `RunRequest` that a recipe does not have."""
     warn = warn or warnings.warn
-    recipe = replace(recipe, settings=recipe.settings.with_resolved_precision())
+    recipe = resolved(recipe)
     group = distributed.join()
     require_possible(recipe.settings, recipe.algorithm, group)
     # The first process decodes images for all.
-    federation = group.after_first(lambda: build_federation(recipe.data, warn))
+    federation = group.after_first(lambda: build_federation(recipe.data, warn, recipe.settings.task))
     request = RunRequest(
         algorithm=recipe.algorithm,
         federation=federation,
@@ -145,6 +148,12 @@ def run_recipe(recipe: Recipe, out: Path, *, warn: Callable[[str], None] | None 
     return execute(request, group)
 
 
+def resolved(recipe: Recipe) -> Recipe:
+    """Return a recipe with the precision, the task, the loss and the metrics that its run will have."""
+    settings = recipe.settings.with_resolved_precision()
+    return replace(recipe, settings=settings.for_task(settings.task or recipe.data.task()))
+
+
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Replace torch's own types, and functions, by the names that recipes use."""
     names: dict[Any, str] = {dtype: name for name, dtype in DTYPES.items()}
@@ -152,6 +161,8 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     def named(key: str, value: Any) -> Any:
         if isinstance(value, torch.dtype | torch.device):
             return names.get(value, str(value))
+        if key == "metrics" and not isinstance(value, str):
+            return tuple(f"{one.__module__}:{one.__name__}" if callable(one) else one for one in value)
         return CUSTOM if key in ("selection", "loss") and callable(value) else value
 
     return {key: named(key, value) for key, value in settings.items()}

@@ -21,7 +21,7 @@ from fedslr.report import paper_figures
 from fedslr.report.answer_tables import certainty
 from fedslr.report.experiment_files import table_in, write_experiment
 from fedslr.report.report_view import View
-from fedslr.report.result_tables import Table, columns, result_table
+from fedslr.report.result_tables import Column, Table, columns, result_table
 from fedslr.report.run_groups import Group
 from fedslr.report.table_formats import FORMATS, html
 from fedslr.run import experiments, frames, trackers
@@ -60,17 +60,20 @@ class Comparison:
     def _repr_html_(self) -> str:
         """Return the tables of results and of differences for notebooks."""
         differences = self._differences()
-        return html(result_table(self._groups, columns())) + (html(differences) if differences.rows else "")
+        return html(result_table(self._groups, self._columns())) + (html(differences) if differences.rows else "")
 
     def table(self, format: str = "text", pick: str = "last", clients: str = "all") -> str:
         """Return the table that `fedslr compare` prints: means ± standard deviations over seeds.
 
         Args:
             format: text, markdown, csv or latex.
-            pick: The accuracy of the "last", the "best" or the "late" (last five) evaluations.
-            clients: The accuracy over "all" clients or over those "sampled" in that round.
+            pick: The metric of the "last", the "best" or the "late" (last five) evaluations.
+            clients: The metric over "all" clients or over those "sampled" in that round.
         """
-        return table_in(format, self._groups, columns(pick, clients))
+        return table_in(format, self._groups, self._columns(pick, clients))
+
+    def _columns(self, pick: str = "last", clients: str = "all") -> list[Column]:
+        return columns(pick, clients, self._groups[0].runs[0].metric)
 
     def differences(self, format: str = "text") -> str:
         """Return every method's difference to the best one, paired by seed, with its 95 % interval."""
@@ -89,14 +92,14 @@ class Comparison:
         """
         return frames.frame(
             [
-                {"method": group.name, "seed": run.summary["seed"], **{c.key: c.value(run) for c in columns()}}
+                {"method": group.name, "seed": run.summary["seed"], **{c.key: c.value(run) for c in self._columns()}}
                 for group in self._groups
                 for run in group.runs
             ]
         )
 
     def plot(self) -> Figure:
-        """Return a matplotlib figure of the accuracy of all methods over rounds; bands span the seeds."""
+        """Return a matplotlib figure of the headline metric of all methods over rounds; bands span the seeds."""
         return paper_figures.accuracy_of(self._groups)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def _train(
         name = folder.path.name if folder else request.algorithm.name
         tracking.start(TrackedRun(name, request.config, folder.path if folder else None), records)
     for record in simulation.rounds():
-        records.append(asdict(record))
+        records.append(record.flat())
         tracking.log(records[-1])
         tell(record)
         if group.stop() and simulation.state.done < settings.rounds:

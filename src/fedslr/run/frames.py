@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 from fedslr.core.errors import FedslrError
 from fedslr.report.curves import by_client
 from fedslr.report.saved_runs import Run
+from fedslr.storage.statistics import MODELS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-CLIENT_FIGURES = {
-    "accuracy_global": "accuracy_global_per_client",
-    "accuracy_personal": "accuracy_personal_per_client",
-    "parameters": "parameters_personal",
-}
-"""The columns of the table of clients, and the fields of records that they come from."""
+PER_CLIENT = "_per_client"
+"""The end of the names of the fields of a record that have one value per client."""
 
-COLLECTIONS = {"clients", "missing", "evaluated", "rank", "seconds_by", "parameters_personal", "diagnostics"}
+COLLECTIONS = {"clients", "missing", "evaluated", "rank", "seconds_by", "parameters_personal", "diagnostics", "metric"}
 """The fields of a record that are no single figure."""
 
 
@@ -42,7 +39,7 @@ def round_figures(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a record that belong to no single client; the size of personal models is their mean."""
     personal = record.get("parameters_personal")
     return {
-        **{k: v for k, v in record.items() if k not in COLLECTIONS and not k.endswith("_per_client")},
+        **{k: v for k, v in record.items() if k not in COLLECTIONS and not k.endswith(PER_CLIENT)},
         "parameters_personal": fmean(personal) if personal else None,
         "rank": sum(record["rank"].values()) if record.get("rank") else None,
         **{f"seconds_{phase}": value for phase, value in record["seconds_by"].items()},
@@ -57,7 +54,10 @@ def rounds_frame(records: Sequence[Mapping[str, Any]]) -> DataFrame:
 
 def clients_frame(run: Run, samples: Sequence[int], names: Sequence[str] | None) -> DataFrame:
     """Return one row per client, with the figures of the last evaluation."""
-    found = {column: by_client(run, key) for column, key in CLIENT_FIGURES.items()}
+    keys = [run.metric.key(model, per_client=True) for model in MODELS]
+    keys += [key for record in run.records for key, value in record.items() if key.endswith(PER_CLIENT) and value]
+    found = {key.removesuffix(PER_CLIENT): by_client(run, key) for key in dict.fromkeys(keys)}
+    found["parameters"] = by_client(run, "parameters_personal")
     rows = [
         {
             "client": number,

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -66,7 +65,7 @@ class Job(NamedTuple):
 
     @property
     def config(self) -> str:
-        return replace(self.recipe, settings=self.recipe.settings.with_resolved_precision()).to_toml()
+        return api.resolved(self.recipe).to_toml()
 
     @property
     def algorithm(self) -> Algorithm[Any, Any, Any]:
@@ -98,7 +97,7 @@ def run_job(job: AnyJob, notify: Notify, should_stop: Callable[[], bool]) -> Job
     """Run one job, or the rounds that are left of it."""
 
     def on_round(record: Record) -> None:
-        notify(JobProgress(job.name, record.round, record.accuracy_global, record.accuracy_personal))
+        notify(JobProgress(job.name, record.round, record.scores_text()))
 
     try:
         job.run(on_round=on_round, should_stop=should_stop, warn=lambda text: notify(JobWarning(job.name, text)))

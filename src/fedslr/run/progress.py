@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.errors import LiveError
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedslr.report.number_text import format_bytes, percent
+from fedslr.report.number_text import format_bytes
 from fedslr.storage.record import Record, read_records
 
 # Users choose names and paths: they are printed as they are, never read as markup.
@@ -27,8 +27,8 @@ class JobProgress(NamedTuple):
 
     job: str
     round: int
-    accuracy_global: float | None
-    accuracy_personal: float | None
+    scores: str | None
+    """The headline metric of both models as text, after an evaluation."""
 
 
 def is_watched() -> bool:
@@ -108,7 +108,7 @@ class RunDisplay(_Live):
         super().__init__(progress_bars(quiet=quiet))
         self.rounds, self.folder, self.quiet = rounds, folder, quiet
         self.sent: tuple[int, int] | None = None
-        self.accuracy = ""
+        self.scores = ""
         self.task = self.progress.add_task("round", total=rounds, status="")
 
     def show(self, record: Record) -> None:
@@ -117,12 +117,12 @@ class RunDisplay(_Live):
             return
         down, up = self._sent_before(record.round) if self.sent is None else self.sent
         self.sent = down + record.bytes_down, up + record.bytes_up
-        if record.accuracy_personal is not None:
-            self.accuracy = _accuracies(record)
+        scores = record.scores_text()
+        self.scores = scores or self.scores
         rank = f"  rank {sum(record.rank.values())}" if record.rank else ""
-        status = f"{self.accuracy}{rank}  down {format_bytes(self.sent[0])}  up {format_bytes(self.sent[1])}"
+        status = f"{self.scores}{rank}  down {format_bytes(self.sent[0])}  up {format_bytes(self.sent[1])}"
         self.progress.update(self.task, completed=record.round, status=status)
-        if self.progress.disable and record.accuracy_personal is not None:
+        if self.progress.disable and scores:
             err_console.print(f"round {record.round}/{self.rounds}  {status}")
 
     def _sent_before(self, round: int) -> tuple[int, int]:
@@ -150,12 +150,7 @@ class ExperimentDisplay(_Live):
         self.done[progress.job] = progress.round
         self.progress.update(self.total, completed=sum(self.done.values()))
         self.progress.update(line, completed=progress.round)
-        if progress.accuracy_personal is not None:
-            status = _accuracies(progress)
-            self.progress.update(line, status=status, visible=progress.round < rounds)
+        if progress.scores is not None:
+            self.progress.update(line, status=progress.scores, visible=progress.round < rounds)
             if progress.round == rounds and not self.quiet and not err_console.is_jupyter:
-                err_console.print(f"{progress.job}: {status}")
-
-
-def _accuracies(of: Record | JobProgress) -> str:
-    return f"global {percent(of.accuracy_global)}  personal {percent(of.accuracy_personal)}"
+                err_console.print(f"{progress.job}: {progress.scores}")

@@ -27,7 +27,7 @@ from fedslr.run.recipe_text import (
     paths,
     paths_of,
 )
-from fedslr.tasks import losses
+from fedslr.tasks import metrics
 
 Request = TypeVar("Request")
 
@@ -185,7 +185,11 @@ def complete(table: Mapping[str, Any]) -> Recipe:
         if getattr(settings, name) == CUSTOM:
             raise FedslrError(f"{name}: got '{CUSTOM}', expected {rule.words}; the run had its own in Python")
     selection.find(settings.selection)
-    losses.find(settings.loss)
+    if settings.loss is not None:
+        settings.loss_function()
+    settings.for_task(settings.task or recipe.data.task())
+    for name in settings.metrics:
+        metrics.find(name)
     return recipe
 
 

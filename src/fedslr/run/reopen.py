@@ -80,6 +80,7 @@ def open_run(
         diagnostics=False,
     )
     data = known or _loaded(recipe, kept, warn)
+    data = data.for_task(recipe.settings.task or data.task)
     simulation = Simulation(recipe.algorithm, data, model or recipe.model.name, settings, loss=loss, warn=warn)
     simulation.load_models(folder)
     rerunnable = known is None and model is None and algorithm is None and loss is None
@@ -105,7 +106,7 @@ def _described(folder: Path) -> DescribedFederation | None:
 def _loaded(recipe: Recipe, kept: DescribedFederation | None, warn: Callable[[str], None]) -> Federation:
     """Return the data that a recipe names; without them, their description in the folder, if it has one."""
     try:
-        return build_federation(recipe.data)
+        return build_federation(recipe.data, task=recipe.settings.task)
     except FedslrError as error:
         if kept is None:
             raise
@@ -136,7 +137,7 @@ def _recipe(
         table["model"] = {}
     custom = table.get("loss") == CUSTOM
     if custom and loss is None:
-        warn("this run was given a loss in Python; methods that train for an evaluation use cross_entropy instead")
+        warn("this run was given a loss in Python; methods that train for an evaluation use the task's own")
     if custom or loss is not None:
         table.pop("loss", None)
     if algorithm is not None:

@@ -10,13 +10,14 @@ from fedslr.core.errors import FedslrError, FedslrWarning
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.report import paper_figures
-from fedslr.report.number_text import percent
 from fedslr.report.result_tables import Table
 from fedslr.report.run_facts import run_facts
 from fedslr.report.saved_runs import Run, finished_run
 from fedslr.report.table_formats import html
 from fedslr.run import frames
 from fedslr.run.trained import TrainedModels, known_clients
+from fedslr.storage.statistics import ACCURACY, Headline, headline_of
+from fedslr.tasks.scoring import Scorer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,19 +49,30 @@ class Result(TrainedModels):
         self.out = simulation.folder.path if simulation.folder else out
 
     def __repr__(self) -> str:
-        accuracy = self.summary["accuracy"]
+        metric = self.headline
+        score = self.summary[metric.name]
         return (
-            f"<{self._title()}: "
-            f"personal models {percent(accuracy['personal'])}, global model {percent(accuracy['global'])}>"
+            f"<{self._title()}: {'' if metric == ACCURACY else metric.words + ' '}"
+            f"personal models {metric.text(score['personal'])}, global model {metric.text(score['global'])}>"
         )
 
     def _title(self) -> str:
         return f"{self.summary['algorithm']} on {self.summary['dataset']}, {self.summary['rounds']} rounds"
 
+    @property
+    def headline(self) -> Headline:
+        """The metric that stands for the others: its name, its direction and whether it is a share."""
+        return headline_of(self.summary)
+
+    @property
+    def scorer(self) -> Scorer:
+        """The losses and metrics of the run's evaluations."""
+        return self._simulation.state.work.scorer
+
     def _repr_html_(self) -> str:
         """Return the main figures as a table for notebooks."""
         width = self._simulation.settings.torch_dtype().itemsize
-        rows = [list(row) for row in run_facts(self.summary, self.records, width)]
+        rows = [list(row) for row in run_facts(self.summary, self.records, self.headline, width)]
         return html(Table(["", "", ""], rows, 1), self._title())
 
     def to_frame(self) -> DataFrame:
@@ -80,8 +92,8 @@ class Result(TrainedModels):
     def clients_frame(self) -> DataFrame:
         """Return a pandas table with one row per client.
 
-        The columns are its name, its training samples, the accuracy of the global and of its personal model, and the
-        parameters of its personal model, all of the last evaluation.
+        The columns are its name, its training samples, every loss and metric of the global and of its personal model,
+        and the parameters of its personal model, all of the last evaluation.
 
         Raises:
             FedslrError: pandas is not installed.
@@ -92,7 +104,7 @@ class Result(TrainedModels):
         return frames.clients_frame(self.as_run(), self._simulation.examples, self.federation.client_names)
 
     def plot(self) -> Figure:
-        """Return a matplotlib figure of the accuracy and the model sizes over rounds.
+        """Return a matplotlib figure of the headline metric and the model sizes over rounds.
 
         Example:
             result.plot().savefig("fedslr.pdf")

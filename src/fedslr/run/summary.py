@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedslr.algorithms import naming
@@ -12,6 +12,7 @@ from fedslr.core.matrix import full_ranks
 from fedslr.data.federation import Federation
 from fedslr.engine.rounds import Simulation
 from fedslr.storage import statistics
+from fedslr.tasks.metrics import Metric
 
 
 class Figures(NamedTuple):
@@ -26,6 +27,8 @@ class Figures(NamedTuple):
     seconds: Mapping[str, float]
     rank_full: Mapping[str, int]
     """The largest rank that every layer can have."""
+    metrics: Sequence[Metric]
+    """The metrics of the run, the headline first."""
 
 
 def figures(simulation: Simulation) -> Figures:
@@ -38,6 +41,7 @@ def figures(simulation: Simulation) -> Figures:
         simulation.sizes(),
         simulation.seconds,
         full_ranks(simulation.state.start),
+        simulation.state.work.scorer.metrics,
     )
 
 
@@ -46,11 +50,16 @@ def is_rerunnable(algorithm: Algorithm[Any, Any, Any], federation: Federation, g
     return not given and federation.options is not None and naming.is_importable(type(algorithm))
 
 
+def _last(record: Mapping[str, Any], name: str) -> dict[str, float | None]:
+    """Return the mean over clients of a score in the last round, for both models."""
+    return {model: record.get(f"{name}_{model}") for model in statistics.MODELS}
+
+
 def summarize(
     run: Figures, records: list[dict[str, Any]], rerunnable: bool, given: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """The figures of a finished run, as summary.json has them; `given` is what config.toml has no name for."""
-    last = records[-1]
+    last, metric = records[-1], statistics.headline(run.metrics[0])
     numbers = sum(r["numbers_down"] + r["numbers_up"] for r in records)
     return {
         "algorithm": run.algorithm,
@@ -60,10 +69,12 @@ def summarize(
         "seed": run.seed,
         "rerunnable": rerunnable,
         **({"given": dict(given)} if given else {}),
-        "accuracy": statistics.accuracy(records),
-        "accuracy_best": statistics.accuracy(records, pick="best"),
-        "accuracy_sampled": statistics.accuracy(records, clients="sampled"),
-        "fairness": statistics.fairness(last),
+        "metric": metric._asdict(),
+        metric.name: statistics.mean_over_clients(records, metric=metric),
+        f"{metric.name}_best": statistics.mean_over_clients(records, pick="best", metric=metric),
+        f"{metric.name}_sampled": statistics.mean_over_clients(records, clients="sampled", metric=metric),
+        "fairness": statistics.fairness(last, metric),
+        "scores": {name: _last(last, name) for name in ("train_loss", "test_loss", *(m.name for m in run.metrics))},
         "parameters": run.sizes.summary(),
         "rank": last["rank"],
         "rank_full": {name: run.rank_full[name] for name in last["rank"] if name in run.rank_full},

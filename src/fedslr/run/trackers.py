@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedslr.core.errors import FedslrError, suggest
 from fedslr.core.schema import flatten
+from fedslr.storage.record import SCORE
 
 PROJECT = "fedslr"
 
@@ -49,8 +50,6 @@ class Tracker(Protocol):
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of a record by the names that trackers show; clients and layers are summed up."""
     found: dict[str, float | None] = {
-        "accuracy/global": record.get("accuracy_global"),
-        "accuracy/personal": record.get("accuracy_personal"),
         "bytes/down": record.get("bytes_down"),
         "bytes/up": record.get("bytes_up"),
         "parameters/global": record.get("parameters_global"),
@@ -58,6 +57,9 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
         "seconds": record.get("seconds"),
         "lr": record.get("lr"),
         "rank": sum(ranks.values()) if (ranks := record.get("rank")) else None,
+    }
+    found |= {
+        "/".join(key.rsplit("_", 1)): v for key, v in record.items() if SCORE.fullmatch(key) and isinstance(v, float)
     }
     found |= {f"diagnostics/{name}": value for name, value in (record.get("diagnostics") or {}).items()}
     return {name: float(value) for name, value in found.items() if value is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,10 +12,14 @@ from typing import Any
 from fedslr.channel.layout import Size
 from fedslr.channel.model_size import Sizes
 from fedslr.core.errors import FedslrError
-from fedslr.storage.statistics import Evaluation, PerClient, average
+from fedslr.storage.statistics import MODELS, Evaluation, Headline, PerClient, average, find_headline
 
 PHASES = ("train", "aggregate", "evaluate")
 """The phases of a round whose seconds a record has."""
+
+SCORE = re.compile(r"\w+_(global|personal)(_per_client)?")
+NAMED = {f"accuracy_{model}{suffix}" for model in MODELS for suffix in ("", "_per_client")}
+"""The scores that are fields of a record."""
 
 
 @dataclass
@@ -35,6 +40,8 @@ class Record:
     accuracy_personal: float | None = None
     missing: list[int] | None = None
     """Sampled clients whose uploads the server did not count; only in a deployment."""
+    metric: str | None = None
+    """The headline metric of the run, unless it is accuracy."""
     evaluated: list[int] | None = None
     """The clients of the two lists below; None stands for all clients."""
     accuracy_global_per_client: PerClient | None = None
@@ -45,6 +52,9 @@ class Record:
     parameters_dense: int | None = None
     """The parameters of the model with every matrix dense."""
     diagnostics: dict[str, float] | None = None
+    scores: dict[str, Any] = field(default_factory=dict)
+    """Losses and all metrics but accuracy, as `NAME_MODEL` and `NAME_MODEL_per_client`; they stand beside the others in
+    metrics.jsonl."""
 
     def count_down(self, size: Size) -> None:
         self.bytes_down += size.bytes
@@ -60,18 +70,65 @@ class Record:
         self.seconds = round(sum(self.seconds_by.values()), 6)
 
     def add_evaluation(self, found: Evaluation, clients: Sequence[int] | None = None) -> None:
-        """Add the accuracies of all clients, or of the given ones."""
+        """Add the scores of all clients, or of the given ones."""
         self.evaluated = None if clients is None else list(clients)
-        self.accuracy_global, self.accuracy_global_per_client = average(found.global_), found.global_
-        self.accuracy_personal, self.accuracy_personal_per_client = average(found.personal), found.personal
+        for model, each in zip(MODELS, found, strict=True):
+            scored = each or []
+            for name in scored[0] if scored else ():
+                values = [scores[name] for scores in scored]
+                self._set(f"{name}_{model}", average(values))
+                self._set(f"{name}_{model}_per_client", values)
+
+    def _set(self, key: str, value: Any) -> None:
+        if key in NAMED:
+            setattr(self, key, value)
+        else:
+            self.scores[key] = value
 
     def add_sizes(self, found: Sizes) -> None:
         self.parameters_global, self.parameters_personal = found.global_, found.personal
         self.parameters_dense = found.dense
 
+    @property
+    def headline(self) -> Headline:
+        """The headline metric of the run."""
+        return find_headline(self.metric)
+
+    def score(self, model: str) -> float | None:
+        """Return the headline metric of the global or of the personal models; None if it was not measured."""
+        value: float | None = self.flat().get(self.headline.key(model))
+        return value
+
+    def means(self) -> dict[str, Any]:
+        """Return the round and all means over clients."""
+        means = {k: v for k, v in self.flat().items() if SCORE.fullmatch(k) and isinstance(v, float)}
+        return {"round": self.round, **means}
+
+    def scores_text(self) -> str | None:
+        """Return the headline metric of both models as text; None if nothing was evaluated."""
+        if self.score("personal") is None:
+            return None
+        name = "" if self.metric is None else f"{self.headline.words} "
+        shared, personal = (self.headline.text(self.score(model)) for model in MODELS)
+        return f"{name}global {shared}  personal {personal}"
+
     def fields(self) -> dict[str, Any]:
         """Return the measured fields as metrics.jsonl has them."""
-        return {k: v for k, v in asdict(self).items() if v is not None}
+        return {k: v for k, v in self.flat().items() if v is not None}
+
+    def flat(self) -> dict[str, Any]:
+        """Return all fields; those that were not measured are None."""
+        found = asdict(self)
+        scores: dict[str, Any] = found.pop("scores")
+        return found | scores
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Record:
+        """Return the record with these fields; raise a TypeError for unknown ones."""
+        own = {
+            key: value for key, value in fields.items() if key in cls.__dataclass_fields__ or not SCORE.fullmatch(key)
+        }
+        return cls(**own, scores={key: value for key, value in fields.items() if key not in own})
 
     def line(self) -> str:
         return json.dumps(self.fields())
@@ -105,7 +162,7 @@ def read_records(path: Path, rounds: int | None = None) -> list[dict[str, Any]]:
 def _record(line: bytes, number: int) -> dict[str, Any] | None:
     """Return all fields of the record on a line; None if the line is not the record of this round."""
     try:
-        record = Record(**json.loads(line.decode()))
-        return asdict(record) if record.round == number else None
+        record = Record.read(json.loads(line.decode()))
+        return record.flat() if record.round == number else None
     except (ValueError, TypeError, RecursionError):
         return None
