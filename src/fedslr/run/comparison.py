@@ -24,7 +24,7 @@ from fedslr.report.report_view import View
 from fedslr.report.result_tables import Column, Table, columns, result_table
 from fedslr.report.run_groups import Group
 from fedslr.report.table_formats import FORMATS, html
-from fedslr.run import experiments, frames, trackers
+from fedslr.run import experiments, result_frames, trackers
 from fedslr.run.api import checked_request
 from fedslr.run.jobs import run_jobs
 from fedslr.run.progress import ExperimentDisplay, is_watched
@@ -90,7 +90,7 @@ class Comparison:
         Raises:
             FedslrError: pandas is not installed.
         """
-        return frames.frame(
+        return result_frames.frame(
             [
                 {"method": group.name, "seed": run.summary["seed"], **{c.key: c.value(run) for c in self._columns()}}
                 for group in self._groups

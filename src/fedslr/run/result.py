@@ -14,7 +14,7 @@ from fedslr.report.result_tables import Table
 from fedslr.report.run_facts import run_facts
 from fedslr.report.saved_runs import Run, finished_run
 from fedslr.report.table_formats import html
-from fedslr.run import frames
+from fedslr.run import result_frames
 from fedslr.run.trained import TrainedModels, known_clients
 from fedslr.storage.statistics import ACCURACY, Headline, headline_of
 from fedslr.tasks.scoring import Scorer
@@ -87,7 +87,7 @@ class Result(TrainedModels):
         Example:
             result.to_frame()["accuracy_personal"].dropna().plot()
         """
-        return frames.rounds_frame(self.records)
+        return result_frames.rounds_frame(self.records)
 
     def clients_frame(self) -> DataFrame:
         """Return a pandas table with one row per client.
@@ -101,7 +101,7 @@ class Result(TrainedModels):
         Example:
             result.clients_frame().sort_values("accuracy_personal").head()
         """
-        return frames.clients_frame(self.as_run(), self._simulation.examples, self.federation.client_names)
+        return result_frames.clients_frame(self.as_run(), self._simulation.examples, self.federation.client_names)
 
     def plot(self) -> Figure:
         """Return a matplotlib figure of the headline metric and the model sizes over rounds.
