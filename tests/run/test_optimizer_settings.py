@@ -13,7 +13,7 @@ import fedslr
 from conftest import make_federation, mlp
 from fedslr.core.optimizers import SGD, Adam, Momentum
 from fedslr.engine.schedules import Cosine, Exponential, Step
-from fedslr.run import experiments, recipes
+from fedslr.run import experiments, recipe_text, recipes
 from fedslr.run.folders import difference
 
 FULL = {
@@ -50,6 +50,12 @@ def test_a_recipe_with_all_of_it_is_its_own_dump() -> None:
 def test_settings_of_an_optimizer_are_dotted(changes: list[str], wanted: Any) -> None:
     table = {"optimizer": "momentum"} if len(changes) == 1 else {}
     assert recipes.parse(recipes.apply(table, changes)).settings.optimizer == wanted
+
+
+def test_a_bare_name_means_an_option_of_an_optimizer_only_if_it_means_nothing_else() -> None:
+    assert recipe_text.paths_of("name", fedslr.FedAvg) == ["algorithm.name", "data.name", "model.name"]
+    assert recipe_text.paths_of("warmup", fedslr.FedAvg) == ["schedule.warmup"]
+    assert recipe_text.paths_of("lr", fedslr.FedAvg) == ["lr"]
 
 
 def test_python_takes_the_tables_of_a_recipe() -> None:

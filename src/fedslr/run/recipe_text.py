@@ -21,12 +21,6 @@ SETTING_TABLES = {
     "checkpoint": {"every": "checkpoint_every", "minutes": "checkpoint_minutes"},
 }
 """The tables of a recipe that group settings: the settings' names by table and key."""
-CHOICES = {
-    name: dict.fromkeys(["name", *(key for kind in choice.kinds.values() for key in schema.fields(kind))])
-    for name, hint in schema.hints(Settings).items()
-    if (choice := schema.choice_of(hint)) is not None
-}
-"""The options of all kinds of a setting that is a choice, such as `optimizer`, by the setting's name."""
 GROUPED = {field: (table, key) for table, keys in SETTING_TABLES.items() for key, field in keys.items()}
 PLAIN = [name for name in schema.fields(Settings) if name not in GROUPED]
 KEYS = [*PLAIN, "algorithm", "data", "model", *SETTING_TABLES, "methods", "compare", "sweep"]
@@ -48,6 +42,15 @@ def dotted(setting: str) -> str:
     return ".".join(GROUPED.get(setting, (setting,)))
 
 
+CHOICE_PATHS = dict.fromkeys(
+    f"{dotted(setting)}.{key}"
+    for setting, hint in schema.hints(Settings).items()
+    if (choice := schema.choice_of(hint)) is not None
+    for key in ["name", *(key for kind in choice.kinds.values() for key in schema.fields(kind))]
+)
+"""The paths of the options of all kinds of a setting that is a choice, such as `optimizer`; an ordered set."""
+
+
 def paths(method: type[Algorithm[Any, Any, Any]]) -> list[str]:
     """Return the dotted path of every key of a single run of a method."""
     tables: dict[str, Iterable[str]] = {
@@ -56,14 +59,17 @@ def paths(method: type[Algorithm[Any, Any, Any]]) -> list[str]:
         "model": schema.fields(ModelOptions),
         **SETTING_TABLES,
     }
-    in_tables = [f"{table}.{key}" for table, keys in tables.items() for key in keys]
-    return [*PLAIN, *in_tables, *(f"{dotted(name)}.{key}" for name, keys in CHOICES.items() for key in keys)]
+    return [*PLAIN, *(f"{table}.{key}" for table, keys in tables.items() for key in keys), *CHOICE_PATHS]
 
 
 def paths_of(key: str, method: type[Algorithm[Any, Any, Any]]) -> list[str]:
-    """Return the paths that a key may mean: itself, or every path whose last name it is."""
+    """Return the paths that a key may mean: itself, or every path whose last name it is.
+
+    An option of an optimizer or a schedule comes last, so that it hides no hyperparameter of a method.
+    """
     known = paths(method)
-    return [key] if key in known else [path for path in known if path.rpartition(".")[2] == key]
+    found = [key] if key in known else [path for path in known if path.rpartition(".")[2] == key]
+    return [path for path in found if path not in CHOICE_PATHS] or found
 
 
 def dump(
