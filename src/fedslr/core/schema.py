@@ -70,8 +70,9 @@ KINDS: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     str: "a text",
-    list[str]: "a list of texts",
     type(None): "nothing",
+    tuple[str, ...]: "a list of texts",
+    tuple[float, ...]: "a list of numbers",
 }
 
 
@@ -80,7 +81,7 @@ def _parts(annotation: Any) -> tuple[tuple[Any, ...], list[Rule], str]:
     extras: list[Any] = []
     if typing.get_origin(annotation) is typing.Annotated:
         annotation, *extras = typing.get_args(annotation)
-    kinds = typing.get_args(annotation) or (annotation,)
+    kinds = (annotation,) if typing.get_origin(annotation) is tuple else typing.get_args(annotation) or (annotation,)
     return kinds, [e for e in extras if isinstance(e, Rule)], next((e for e in extras if isinstance(e, str)), "")
 
 
@@ -97,8 +98,8 @@ def _is_kind(value: Any, kind: Any) -> bool:
         return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if kind == list[str]:
-        return isinstance(value, list) and all(isinstance(text, str) for text in value)
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, list | tuple) and all(_is_kind(one, typing.get_args(kind)[0]) for one in value)
     return isinstance(value, kind)
 
 
@@ -118,6 +119,8 @@ def check_value(name: str, value: Any, annotation: Any) -> Any:
         return None
     for kind in kinds:
         if _is_kind(value, kind) and all(r.holds(value) for r in rules):
+            if typing.get_origin(kind) is tuple:
+                return tuple(check_value(name, one, typing.get_args(kind)[0]) for one in value)
             return kind(value) if kind in (int, float) else value
     raise FedslrError(f"{name}: got {show(value)}, expected {_words(kinds, rules)}")
 
