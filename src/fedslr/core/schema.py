@@ -81,7 +81,6 @@ KINDS: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     str: "a text",
-    list[str]: "a list of texts",
     type(None): "nothing",
     tuple[str, ...]: "a list of texts",
     tuple[float, ...]: "a list of numbers",
@@ -115,8 +114,6 @@ def _is_kind(value: Any, kind: Any) -> bool:
         return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if kind == list[str]:
-        return isinstance(value, list) and all(isinstance(text, str) for text in value)
     if typing.get_origin(kind) is tuple:
         return isinstance(value, list | tuple) and all(_is_kind(one, typing.get_args(kind)[0]) for one in value)
     return isinstance(value, kind)

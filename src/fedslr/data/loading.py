@@ -81,7 +81,7 @@ class DataOptions:
     ] = None
     target: Annotated[str | None, "column of the labels of a table"] = None
     client: Annotated[str | None, "column of the clients of a table"] = None
-    features: Annotated[list[str] | None, "columns of the inputs of a table; all others unless given"] = None
+    features: Annotated[tuple[str, ...] | None, "columns of the inputs of a table; all others unless given"] = None
     standardize: Annotated[
         str | None, tables.scopes, "whose training data standardise a table's numbers; federation unless given"
     ] = None
