@@ -214,14 +214,14 @@ def test_a_metric_of_ones_own():
 @pytest.mark.parametrize(
     ("task", "y", "line"),
     [
-        ("classification", [0.5, 1.0, 2.0], "is not an array of integer labels"),
-        ("classification", ["a", "b", "a"], "is not an array of integer labels"),
+        ("classification", [0.5, 1.0, 2.0], "holds floating-point numbers, expected integer labels"),
+        ("classification", ["a", "b", "a"], "holds texts, expected integer labels"),
         ("classification", [0, -1, 1], "range from -1 to 1; expected one integer label from 0 to 1 per sample"),
         ("binary", [0, 1, 2], "range from 0 to 2; expected one label, 0 or 1, per sample"),
         ("multilabel", [0, 1, 1], r"have shape \[3\] for 3 samples; expected 1 labels, 0 or 1, per sample"),
         ("regression", [0.5, float("nan"), 1.0], r"have values that are not finite \(NaN or infinity\)"),
-        ("regression", ["1", "b", "2"], "is not an array of numbers"),
-        ("sequence", [[0, 1], [1], [0, 1]], "is not an array of integer labels"),
+        ("regression", ["1", "b", "2"], "holds texts, expected an array of numbers"),
+        ("sequence", [[0, 1], [1], [0, 1]], "holds rows of different shapes, expected rows of one length; pad"),
         ("sequence", [0, 1, 1], r"have shape \[3\] for 3 samples; expected one integer label"),
     ],
 )
@@ -269,8 +269,19 @@ def test_a_recipe_chooses_the_task(command, tmp_path: Path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["mae"]["personal"] > 0
     changes = ("--set", "task=classification", "--set", "metrics=[]")
     code, out, err = command("run", tmp_path / "r.toml", *changes, "--out", tmp_path / "b")
-    assert (code, "y is not an array of integer labels" in err) == (2, True), err
+    assert (code, "y holds floating-point numbers, expected integer labels" in err) == (2, True), err
 
 
 def test_every_task_has_a_kind_of_target():
     assert TARGETS.keys() == TASKS.keys()
+
+
+def test_the_built_in_regression_is_split_by_its_targets():
+    made = fedslr.load("diabetes", clients=4, alpha=0.1, seed=0)
+    assert made.task == "regression"
+    assert sum(len(c.y) for c in made.clients) == 4 * (331 // 4)
+    means = [float(c.y.mean()) for c in made.clients]
+    assert max(means) - min(means) > 0.3
+    result = fedslr.run(fedslr.FedAvg(), made, model="mlp", rounds=2, clients_per_round=2, lr=0.02)
+    assert result.headline.name == "rmse"
+    assert result.summary["scores"].keys() == {"train_loss", "test_loss", "rmse", "mae", "r2"}

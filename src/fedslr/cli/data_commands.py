@@ -26,7 +26,10 @@ Published = Annotated[str, typer.Argument(metavar="DATASET", help="cifar10, cifa
 @app.command("list")
 def list_datasets(root: Root = Path("data"), as_json: AsJson = False) -> None:
     """List the datasets and whether they are on the disk."""
-    rows = [("digits", "built in", "1,797 images of handwritten digits, 8×8")]
+    rows = [
+        ("digits", "built in", "1,797 images of handwritten digits, 8×8"),
+        ("diabetes", "built in", "disease progression of 442 patients, a regression"),
+    ]
     for name, item in downloads.PUBLISHED.items():
         rows.append((name, "there" if (root / item.folder).is_dir() else "to be fetched", item.title))
     state = "there" if (root / "femnist").is_dir() else "made by LEAF"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedslr.core.errors import FedslrError, FedslrWarning
-from fedslr.core.targets import Targets
+from fedslr.core.targets import IGNORED, Targets
 
 ARRAY_NAMES = ("x", "y", "x_test", "y_test")
 PAIRS = (("x", "y"), ("x_test", "y_test"), ("x_val", "y_val"))
@@ -115,7 +115,9 @@ def as_tensor(where: str, array: Any, labels: bool = False) -> Tensor:
     except (TypeError, ValueError) as error:
         held = "rows of different shapes" if copy is None else KINDS.get(copy.dtype.kind, f"type {copy.dtype}")
         expected = "an array of numbers; all its samples need one shape"
-        if labels:
+        if labels and copy is None:
+            expected = f"rows of one length; pad sequences with {IGNORED}"
+        elif labels:
             expected = f"integer labels; convert class names by {LABEL_ENCODING}, and whole numbers by y.astype(int)"
         raise FedslrError(f"{where} holds {held}, expected {expected}") from error
 

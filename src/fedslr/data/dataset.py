@@ -17,6 +17,9 @@ from fedslr.data.partitions import Indices
 IMAGE_TEST_SAMPLES = 100
 """The default number of test samples per client in datasets of image files."""
 
+TARGET_STRATA = 5
+"""The groups into which the targets of a regression are divided, for splits by label."""
+
 
 class Dataset(NamedTuple):
     """Pooled data, before its partition over clients."""
@@ -34,6 +37,17 @@ class Dataset(NamedTuple):
     """The normalization of 8-bit images; None leaves inputs as they are."""
     class_names: tuple[str, ...] | None = None
     """The names of the classes, from class 0 on."""
+
+    def strata(self) -> tuple[tuple[Indices, Indices], int]:
+        """Return the labels by which training and test samples are split, and their number.
+
+        The labels of a regression are the fifths of the training targets, from the smallest to the largest.
+        """
+        y, y_test = self.y.numpy(), self.y_test.numpy()
+        if not self.y.is_floating_point():
+            return (y, y_test), self.num_classes
+        edges = np.quantile(y, np.arange(1, TARGET_STRATA) / TARGET_STRATA)
+        return (np.searchsorted(edges, y), np.searchsorted(edges, y_test)), TARGET_STRATA
 
     def client(self, train: Indices, test: Indices) -> ClientData:
         """Return the data of a client with these training and test samples, given as indices."""

@@ -15,6 +15,7 @@ from fedslr.data import frames, hold_out, partitions, tables
 from fedslr.data.cifar import cifar10, cifar100
 from fedslr.data.client_data import ClientData
 from fedslr.data.dataset import Dataset
+from fedslr.data.diabetes import diabetes
 from fedslr.data.digits import digits
 from fedslr.data.federation import Federation
 from fedslr.data.femnist import femnist
@@ -30,13 +31,14 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "tinyimagenet": tinyimagenet,
+    "diabetes": diabetes,
 }
 """Pooled datasets by name, which fedslr partitions over clients."""
 
 PARTITIONED_DATASETS = ("femnist", "heart")
 """Datasets by name that are already partitioned by client."""
 
-DATASET_TASKS: dict[str, str] = {}
+DATASET_TASKS = {"diabetes": "regression"}
 """The tasks of datasets by name, where they are not classifications."""
 
 POOL_OPTIONS = ("reuse", "samples_per_client", "test_samples")
@@ -153,8 +155,8 @@ def load(name: str = "digits", *, task: str | None = None, warn: Warn | None = N
     that is already partitioned by client keeps its partition.
 
     Args:
-        name: `digits`, `cifar10`, `cifar100`, `tinyimagenet`, `femnist`, `heart`, `imagefolder:PATH`, `npz:PATH`,
-            `table:PATH`, or `module:function` of your own, which returns a `Federation` or what
+        name: `digits`, `cifar10`, `cifar100`, `tinyimagenet`, `diabetes`, `femnist`, `heart`, `imagefolder:PATH`,
+            `npz:PATH`, `table:PATH`, or `module:function` of your own, which returns a `Federation` or what
             `Federation.from_arrays` takes.
         task: The task that the labels are for, see `Federation.from_arrays`; by default the dataset's own.
         warn: A function that is called with the text of every warning; by default `warnings.warn`.
@@ -259,7 +261,8 @@ def _partition(
     options: DataOptions, data: Dataset, test_samples: int
 ) -> Iterator[tuple[partitions.Indices, partitions.Indices]]:
     """Yield the indices of every client's training and test samples."""
-    labels, test_labels, seed = data.y.numpy(), data.y_test.numpy(), options.seed or 0
+    (labels, test_labels), classes = data.strata()
+    seed = options.seed or 0
     reuse = options.reuse and options.split == "dirichlet"
     each = partitions.samples_per_client(len(labels), options.clients, options.samples_per_client, reuse)
     if options.split in ("authors", "pathological", "quantity") and options.samples_per_client is not None:
@@ -268,14 +271,14 @@ def _partition(
         )
     if options.split == "authors":
         yield from partitions.authors_partition(
-            labels, test_labels, options.clients, data.num_classes, options.alpha, test_samples, seed
+            labels, test_labels, options.clients, classes, options.alpha, test_samples, seed
         )
         return
     rng, sizes = seeds.generator(seeds.SPLIT, seed), [each] * options.clients
     k = options.classes_per_client or 2
-    clients = partitions.partition(labels, options.split, sizes, data.num_classes, options.alpha, k, rng, reuse)
+    clients = partitions.partition(labels, options.split, sizes, classes, options.alpha, k, rng, reuse)
     for train in clients:
-        yield train, partitions.matching_test_set(labels[train], test_labels, test_samples, data.num_classes, rng)
+        yield train, partitions.matching_test_set(labels[train], test_labels, test_samples, classes, rng)
 
 
 def _warn_of_ignored_options(options: DataOptions, warn: Warn) -> None:
