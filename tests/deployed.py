@@ -53,9 +53,9 @@ def recipe(method: str = "fedslr", clients: int = len(SIZES), changes: Iterable[
     return options.parse(recipes.apply(tomllib.loads(RECIPE.format(method=method, clients=clients)), list(changes)))
 
 
-def data_of(federation: fedslr.Federation, client: int) -> Callable[[int], fedslr.Federation]:
+def data_of(federation: fedslr.Federation, client: int) -> Callable[[int, str], fedslr.Federation]:
     held, scale = [federation.clients[client]], federation.normalization
-    return lambda classes: fedslr.Federation(held, classes, normalization=scale)
+    return lambda classes, task: fedslr.Federation(held, classes, normalization=scale, task=task)
 
 
 class Local:

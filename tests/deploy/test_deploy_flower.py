@@ -250,7 +250,8 @@ def test_a_demo_knows_where_it_stands(tmp_path, command, monkeypatch):
     assert code == 2
     assert "already holds a federation" in err
     (run / "summary.json").touch()
-    last = {"accuracy_personal_per_client": [0.9, 0.8], "accuracy_global_per_client": [0.7, 0.6], "evaluated": [0, 2]}
+    each = {"accuracy_personal_per_client": [0.9, 0.8], "accuracy_global_per_client": [0.7, 0.6]}
+    last = {**each, "evaluated": [0, 2], "metric": None}
     monkeypatch.setattr(loopback, "read_records", lambda path: [last])
     code, out, _ = command("federation", "demo", "--out", tmp_path, "--resume")
     assert code == 0

@@ -277,7 +277,7 @@ def test_every_format_answers_as_the_dense_model(format, purpose, client, traine
     if client is not None:
         held = trained.federation.clients[client]
         right = (dense(held.x_test.float()).argmax(1) == held.y_test).float().mean()
-        assert made.facts.accuracy == pytest.approx(float(right))
+        assert made.facts.score == pytest.approx(float(right))
 
 
 @pytest.mark.parametrize("name", ["cnn", "mlp", "vit"])
@@ -741,7 +741,7 @@ def test_the_names_of_classes_go_with_a_model(tmp_path, format):
     federation = fedslr.Federation.from_arrays([client], class_names=names)
     result = fedslr.run(fedslr.FedAvg(), federation, model="mlp", rounds=1)
     made = fedslr.export(result, tmp_path / f"m{SUFFIXES[format]}", format=format)
-    assert "one number per class: 0 Katze, 1 a\\_dog, 2 鳥?; the class with the largest" in made.card.read_text("utf-8")
+    assert "one score per class: 0 Katze, 1 a\\_dog, 2 鳥?; the class with the largest" in made.card.read_text("utf-8")
     if format == "safetensors":
         assert safetensors_file.decode(made.path.read_bytes())[0]["model"]["class_names"] == ["Katze", "a_dog", "鳥?"]
     if format == "onnx":

@@ -25,7 +25,7 @@ def test_models_by_name_are_drawn_from_the_seed():
     a, b, c = (models.build("cnn", (1, 8, 8), 4, seed) for seed in (1, 1, 2))
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
     assert not torch.equal(a.conv1.weight, c.conv1.weight)
-    assert preflight.check(a, IMAGES, nn.functional.cross_entropy) == []
+    assert preflight.check(a, IMAGES, nn.functional.cross_entropy).warnings == []
     assert sum(p.numel() for p in models.build("cnn", (1, 8, 8), 10, 0).parameters()) == 38_282
 
 
@@ -131,14 +131,14 @@ class Idle(nn.Linear):
 
 
 def test_unused_parameters_are_told_of():
-    assert preflight.check(Idle(), TABLE, nn.functional.cross_entropy) == [
+    assert preflight.check(Idle(), TABLE, nn.functional.cross_entropy).warnings == [
         "model: spare.weight, spare.bias got no gradient and will only decay"
     ]
 
 
 def test_more_scores_than_classes_are_told_of():
     told = preflight.check(nn.Linear(6, 5), TABLE, nn.functional.cross_entropy)
-    assert told == ["model: it outputs 5 scores for 3 classes"]
+    assert told.warnings == ["model: it outputs 5 scores for 3 classes"]
 
 
 def test_peoples_data_stay_as_they_are():
@@ -154,9 +154,12 @@ def test_peoples_data_stay_as_they_are():
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
-        (nn.CrossEntropyLoss(reduction="none"), r"loss: it returns shape \[3\], expected a scalar"),
+        (
+            lambda out, y: out.exp(),
+            r"loss: it returns shape \[3, 3\] for 3 samples; expected a value per sample, or the",
+        ),
         (lambda out, y: out.nonsense, "cannot be trained with this loss"),
-        ("mse", 'loss: got "mse", expected one of cross_entropy, or module:function'),
+        ("mse", "loss: got 'mse', but task = 'classification' takes cross_entropy; change one of them"),
     ],
 )
 def test_wrong_losses_are_refused(loss, says):

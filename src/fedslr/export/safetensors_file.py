@@ -130,4 +130,6 @@ def _template(kind: Mapping[str, Any]) -> nn.Module:
         raise FedslrError("it holds the weights of a model of your own, and no module was given")
     # A wrong size takes no memory on this device; the weights will not fit it.
     with torch.device("meta"):
-        return MODELS[kind["name"]](tuple(kind["input_shape"]), outputs_for(kind["task"], kind["classes"]))
+        return MODELS[kind["name"]](
+            tuple(kind["input_shape"]), outputs_for(kind.get("task", "classification"), kind["classes"])
+        )
