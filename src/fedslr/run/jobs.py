@@ -181,13 +181,13 @@ def _run_in_workers(
     messages, stop = context.Queue(), context.Event()
     threads = max(1, cores() // workers)
     pool = ProcessPoolExecutor(workers, context, _start_worker, (messages, stop, threads, os.getpid()))
-    # Ctrl-C and a launcher's SIGTERM reach the whole process group; workers inherit that the parent answers them.
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
+    # Ctrl-C and a launcher's SIGTERM reach the whole process group. Workers inherit the block, so that only the parent
+    # answers; a signal that comes while they start waits for its end.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         futures = [pool.submit(_work, job) for job in jobs]
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         while not all(f.done() for f in futures):
             if should_stop():
@@ -195,7 +195,7 @@ def _run_in_workers(
             _pass_on(messages, notify)
         _pass_on(messages, notify)
         if any(isinstance(f.exception(), BrokenProcessPool) for f in futures):
-            # A pool that lost a worker ends the others with SIGTERM, which they ignore, and waits for them.
+            # A pool that lost a worker ends the others with SIGTERM, which they block, and waits for them.
             _kill_workers()
     except BaseException:
         _kill_workers()
