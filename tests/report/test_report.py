@@ -107,7 +107,7 @@ def write_run(
     if planned is None:
         summary: dict[str, Any] = {"algorithm": name, "dataset": "digits", "clients": clients, "rounds": rounds}
         summary |= {"seed": seed, "rerunnable": True, "fairness": {}, "paper_gb": 0.1, "seconds": {"train": 1.0}}
-        summary |= {"accuracy": fedslr.storage.statistics.accuracy(records), "rank": records[-1]["rank"]}
+        summary |= {"accuracy": fedslr.storage.statistics.mean_over_clients(records), "rank": records[-1]["rank"]}
         summary |= {"parameters": {"dense": 100, "global": 40, "personal": 52.0, "personal_std": 1.4}}
         summary |= {"bytes": {way: sum(r[f"bytes_{way}"] for r in records) for way in ("down", "up")}}
         (folder / "summary.json").write_text(json.dumps(summary))
@@ -484,7 +484,7 @@ def test_no_accuracy_is_above_100_per_cent(tmp_path):
     violins = figure_of(shown(folder), "Accuracy of every client")
     ticks = [float(n) for n in re.findall(r'text-anchor="middle">([\d.]+)<', violins)]
     assert max(ticks) == 100
-    assert svg_axes.Scale([0, 0], accuracy_sections.ACCURACY, 0, 1).low == 0
+    assert svg_axes.Scale([0, 0], accuracy_sections.score_axis(statistics.ACCURACY), 0, 1).low == 0
 
 
 def test_the_table_and_the_figures_on_top_are_those_asked_for(tmp_path):
@@ -511,7 +511,7 @@ def test_the_table_and_the_figures_on_top_are_those_asked_for(tmp_path):
         best = max(float(row[2]) for row in rows)
         assert f"<strong>{best:.2f} %</strong> <span>highest accuracy of personal models" in text
         single = html_report.report_page(runs[:1], pick=pick, clients=clients)
-        shown = fedslr.storage.statistics.accuracy(runs[0].records, pick, clients)["personal"]
+        shown = fedslr.storage.statistics.mean_over_clients(runs[0].records, pick, clients)["personal"]
         assert f"<strong>{number_text.percent(shown)}</strong> <span>accuracy of the personal models" in single
         assert f"<td>{number_text.percent(shown)}</td>" in single
 

@@ -634,26 +634,26 @@ def test_accuracy_over_clients_and_rounds():
         {"clients": [1]},
         {"clients": [1], "accuracy_personal_per_client": [0.6, 0.8, None]},
     ]
-    assert statistics.accuracy(records)["personal"] == pytest.approx(0.7)
-    assert statistics.accuracy(records, pick="best")["personal"] == pytest.approx(0.8)
-    assert statistics.accuracy(records, clients="sampled")["personal"] == pytest.approx(0.8)
-    assert statistics.accuracy(records, "best", "sampled")["personal"] == pytest.approx(0.9)
-    assert statistics.accuracy(records)["global"] == pytest.approx(0.3)
-    assert statistics.accuracy(records, "late")["personal"] == pytest.approx(0.75)
-    assert statistics.accuracy(records, "late", "sampled")["personal"] == pytest.approx(0.85)
+    assert statistics.mean_over_clients(records)["personal"] == pytest.approx(0.7)
+    assert statistics.mean_over_clients(records, pick="best")["personal"] == pytest.approx(0.8)
+    assert statistics.mean_over_clients(records, clients="sampled")["personal"] == pytest.approx(0.8)
+    assert statistics.mean_over_clients(records, "best", "sampled")["personal"] == pytest.approx(0.9)
+    assert statistics.mean_over_clients(records)["global"] == pytest.approx(0.3)
+    assert statistics.mean_over_clients(records, "late")["personal"] == pytest.approx(0.75)
+    assert statistics.mean_over_clients(records, "late", "sampled")["personal"] == pytest.approx(0.85)
     assert statistics.worst_decile(records, "late") == pytest.approx(0.75)
     # The last five of six evaluations, client by client.
     many = [{"clients": [1], "accuracy_personal_per_client": [k / 10, 0.5]} for k in range(6)]
-    assert statistics.accuracy(many, "late")["personal"] == pytest.approx(0.4)
+    assert statistics.mean_over_clients(many, "late")["personal"] == pytest.approx(0.4)
     assert statistics.worst_decile(many, "late") == pytest.approx(0.3)
     # Clients that come, go or do not answer: every one is itself.
     others = [
         {"clients": [0], "accuracy_personal_per_client": [0.9, 0.1, None]},
         {"clients": [0], "evaluated": [0, 2], "accuracy_personal_per_client": [0.9, 0.7]},
     ]
-    assert statistics.accuracy(others, "late")["personal"] == pytest.approx((0.9 + 0.1 + 0.7) / 3)
+    assert statistics.mean_over_clients(others, "late")["personal"] == pytest.approx((0.9 + 0.1 + 0.7) / 3)
     assert statistics.worst_decile(others, "late") == pytest.approx(0.1)
-    assert statistics.accuracy([{"clients": [0]}]) == {"global": None, "personal": None}
+    assert statistics.mean_over_clients([{"clients": [0]}]) == {"global": None, "personal": None}
 
 
 def test_fairness_is_the_worst_tenth_and_the_deviation():

@@ -49,7 +49,11 @@ def certainty(view: View) -> tuple[Sequence[str], list[Row], str]:
     best, rows = max(known, key=lambda one: column.sign * one[2])[1], []
     for place, group, mean in known:
         found = paired_difference(group, best, column.value)
-        shown: list[Cell] = [NONE, NONE, "best mean" if group is best else "no seed in common"]
+        shown: list[Cell] = [
+            NONE,
+            NONE,
+            f"{'highest' if column.sign > 0 else 'lowest'} mean" if group is best else "no seed in common",
+        ]
         if found and group is not best:
             doubt = ONE_SEED if math.isinf(found.half) else "not separable"
             worse = found.high < 0 if column.sign > 0 else found.low > 0
@@ -140,7 +144,8 @@ def client_table(view: View) -> list[Figure]:
     caption += " (%), and differences in percentage points. " if metric.is_share else ", and differences. "
     caption += _worse_in_words(columns, "fedavg", sign) + _worse_in_words(columns, "local", sign)
     if len(shown) < len(clients):
-        caption += f"The {len(shown)} of {len(clients):,} clients that {columns[0].method} serves worst."
+        worst = f"{'lowest' if sign > 0 else 'highest'} {metric.words}"
+        caption += f"The {len(shown)} of {len(clients):,} clients with the {worst} of {columns[0].method}."
     return [Figure("For which clients is it worse?", caption, html_table(head, body))] if body else []
 
 

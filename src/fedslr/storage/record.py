@@ -164,5 +164,5 @@ def _record(line: bytes, number: int) -> dict[str, Any] | None:
     try:
         record = Record.read(json.loads(line.decode()))
         return record.flat() if record.round == number else None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
