@@ -38,6 +38,7 @@ from fedslr.report.run_facts import run_facts
 from fedslr.report.run_groups import group_runs
 from fedslr.report.saved_runs import find_runs
 from fedslr.run import execution
+from fedslr.storage.statistics import ACCURACY
 
 ROOT = Path(__file__).parent.parent.parent
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -484,7 +485,7 @@ def test_no_accuracy_is_above_100_per_cent(tmp_path):
     violins = figure_of(shown(folder), "Accuracy of every client")
     ticks = [float(n) for n in re.findall(r'text-anchor="middle">([\d.]+)<', violins)]
     assert max(ticks) == 100
-    assert svg_axes.Scale([0, 0], accuracy_sections.score_axis(statistics.ACCURACY), 0, 1).low == 0
+    assert svg_axes.Scale([0, 0], accuracy_sections.score_axis(ACCURACY), 0, 1).low == 0
 
 
 def test_the_table_and_the_figures_on_top_are_those_asked_for(tmp_path):
