@@ -845,7 +845,7 @@ def test_a_function_of_other_arguments_is_refused_before_it_is_called(command, r
     monkeypatch.chdir(tmp_path)
     for key, name, says in (
         ("model.name", "none", "which takes (), expected a function (input_shape, num_classes)"),
-        ("loss", "none", "which takes (), expected a function (outputs, labels)"),
+        ("loss", "none", "which takes (), expected a function (outputs, targets)"),
         ("selection", "one", "which takes (shape, /), expected a function (rng, size, examples)"),
         ("data.name", "one", "which takes (shape, /), expected a function ()"),
     ):

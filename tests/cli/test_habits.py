@@ -86,7 +86,8 @@ def test_data_for_scripts(command, tmp_path):
     methods = json.loads(command("algorithms", "--json")[1])
     assert methods["feddyn"][0]["name"] == "alpha"
     datasets = json.loads(command("data", "list", "--json", "--root", tmp_path)[1])
-    assert {"name": "cifar10", "state": "to be fetched"}.items() <= datasets[1].items()
+    states = {one["name"]: one["state"] for one in datasets}
+    assert (states["cifar10"], states["diabetes"]) == ("to be fetched", "built in")
 
 
 @pytest.mark.parametrize(

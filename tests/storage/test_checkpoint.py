@@ -513,7 +513,10 @@ def test_a_loss_by_its_name_is_the_loss(tmp_path, command):
     assert found["a"]["accuracy"] == found["c"]["accuracy"] == found["d"]["accuracy"] != found["b"]["accuracy"]
     assert {name: one["rerunnable"] for name, one in found.items()} == {"a": True, "b": True, "c": False, "d": True}
     code, _, err = command("run", tmp_path / "c" / "config.toml", "--out", tmp_path / "e")
-    assert (code, "loss: got 'custom', expected one of cross_entropy, or module:function of your own" in err) == (
+    assert (
+        code,
+        "loss: got 'custom', expected one of cross_entropy, bce, mse, mae, huber, or module:function" in err,
+    ) == (
         2,
         True,
     )
