@@ -21,7 +21,7 @@ same sample."""
 
 
 class Checked(NamedTuple):
-    """What is known of a model and a loss that a federation can train."""
+    """The findings about a model and a loss that a federation can train."""
 
     warnings: list[str]
     loss_per_sample: bool
