@@ -21,11 +21,11 @@ from conftest import make_arrays
         ({"y": np.linspace(0, 2, 4)}, "client 'b': y holds floating-point numbers, expected integer class labels"),
         (
             {"y": [-1, 0, 1, 2]},
-            "client 'b': y has shape [4], type torch.int64 and labels from -1 to 2; expected a label",
+            "client 'b': y holds labels that range from -1 to 2; expected one integer label from 0 to 2 per sample",
         ),
         (
             {"y": [0, 1, 2]},
-            "client 'b': y has shape [3], type torch.int64 and labels from 0 to 2; expected a label per ",
+            "client 'b': y holds labels that have shape [3] for 4 samples; expected one integer label from 0 to 2",
         ),
         (
             {"x": [[1.0], [1.0, 2.0]]},

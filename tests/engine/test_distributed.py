@@ -172,6 +172,9 @@ def test_a_killed_rank_leaves_a_run_that_two_or_one_go_on_with(command, tmp_path
     assert_close(states(out), states(whole))
     assert_clean(out)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (out, whole)]
+    # Losses are sums of single-precision numbers, which several processes add in another order.
+    scores = [summary.pop("scores") for summary in summaries]
+    assert_alike(*scores, tolerance=1e-5)
     assert summaries[0] | {"seconds": 0} == summaries[1] | {"seconds": 0}
 
 

@@ -214,8 +214,8 @@ def test_a_metric_of_ones_own():
 @pytest.mark.parametrize(
     ("task", "y", "line"),
     [
-        ("classification", [0.5, 1.0, 2.0], "holds floating-point numbers, expected integer labels"),
-        ("classification", ["a", "b", "a"], "holds texts, expected integer labels"),
+        ("classification", [0.5, 1.0, 2.0], "holds floating-point numbers, expected integer class labels"),
+        ("classification", ["a", "b", "a"], "holds texts, expected integer class labels"),
         ("classification", [0, -1, 1], "range from -1 to 1; expected one integer label from 0 to 1 per sample"),
         ("binary", [0, 1, 2], "range from 0 to 2; expected one label, 0 or 1, per sample"),
         ("multilabel", [0, 1, 1], r"have shape \[3\] for 3 samples; expected 1 labels, 0 or 1, per sample"),
@@ -240,7 +240,7 @@ def test_wrong_targets_are_one_line_that_says_what_to_do(task, y, line):
         ({"metrics": ["rmse"]}, "metrics: got 'rmse', but task = 'classification' has accuracy"),
         ({"metrics": ["acuracy"]}, "metrics: got 'acuracy', no such metric; did you mean 'accuracy'"),
         ({"metrics": "accuracy"}, 'metrics: got "accuracy", expected a list of texts'),
-        ({"task": "regression"}, r"client 0: y: the labels are int64; expected one number"),
+        ({"task": "regression"}, r"client 0: y holds labels that are int64; expected one number"),
         ({"task": "regresion"}, 'task: got "regresion", expected one of classification'),
         ({"class_weights": [1, "a"]}, "class_weights: got"),
     ],
@@ -269,7 +269,7 @@ def test_a_recipe_chooses_the_task(command, tmp_path: Path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["mae"]["personal"] > 0
     changes = ("--set", "task=classification", "--set", "metrics=[]")
     code, out, err = command("run", tmp_path / "r.toml", *changes, "--out", tmp_path / "b")
-    assert (code, "y holds floating-point numbers, expected integer labels" in err) == (2, True), err
+    assert (code, "y holds floating-point numbers, expected integer class labels" in err) == (2, True), err
 
 
 def test_every_task_has_a_kind_of_target():

@@ -118,7 +118,9 @@ def as_tensor(where: str, array: Any, labels: bool = False) -> Tensor:
         if labels and copy is None:
             expected = f"rows of one length; pad sequences with {IGNORED}"
         elif labels:
-            expected = f"integer labels; convert class names by {LABEL_ENCODING}, and whole numbers by y.astype(int)"
+            expected = (
+                f"integer class labels; convert class names by {LABEL_ENCODING}, and whole numbers by y.astype(int)"
+            )
         raise FedslrError(f"{where} holds {held}, expected {expected}") from error
 
 
@@ -140,7 +142,7 @@ def validate_client(
                 f"[samples, {expected}]; every client needs training samples, and all clients need inputs of one shape"
             )
         if wrong := targets.misfit(y, len(x), num_classes):
-            raise FedslrError(f"{label}: y{part}: the labels {wrong}")
+            raise FedslrError(f"{label}: y{part} holds labels that {wrong}")
         require_finite(f"{label}: x{part}", x)
 
 

@@ -126,7 +126,7 @@ def find(name: str) -> Metric:
         raise FedslrError(
             f"metrics: got '{name}', no such metric; {suggest(name, METRICS)} (or module:function of your own)"
         )
-    score = plugins.function("metrics", name)
+    score = plugins.function("metrics", name, "targets", "predictions")
     larger, share = getattr(score, "larger_is_better", True), getattr(score, "is_share", False)
     return Metric(name.rpartition(":")[2], score, bool(larger), bool(share))
 
