@@ -630,7 +630,9 @@ def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):
     both are started again and the run is resumed. A node whose key nobody registered gets nowhere. The nodes do not
     train their first personal part before the round is over, so that it would not end if their reply waited for it.
     They do not train their second before the kills, so that the run is not over by then."""
-    changes = ["rounds=3", "clients_per_round=2", "evaluate.every=2", "federation.deadline=300"]
+    # An order that a kill lost is sent again after the deadline.
+    limits = ["federation.deadline=100", "federation.minimum=2"]
+    changes = ["rounds=3", "clients_per_round=2", "evaluate.every=2", *limits]
     asked = recipe("deployed_methods:Patient", clients=2, changes=changes)
     federation = Federation(tmp_path, make_federation([40, 30]), asked)
     run = tmp_path / "run"
@@ -669,7 +671,7 @@ def test_a_real_federation_outlives_a_killed_node_and_a_killed_server(tmp_path):
         link.start_superlink()
         start(1)
         fedslr_command("resume", str(run))
-        records = loopback.follow(run, 3, print, limit=600)
+        records = loopback.follow(run, 3, print, limit=1800)
 
     assert 1 <= done < 3
     assert [r["clients"] for r in records] == [[0, 1]] * 3
