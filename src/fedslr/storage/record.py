@@ -96,7 +96,8 @@ class Record:
 
     def score(self, model: str) -> float | None:
         """Return the headline metric of the global or of the personal models; None if it was not measured."""
-        value: float | None = self.flat().get(self.headline.key(model))
+        key = self.headline.key(model)
+        value: float | None = getattr(self, key) if key in NAMED else self.scores.get(key)
         return value
 
     def means(self) -> dict[str, Any]:
