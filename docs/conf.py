@@ -34,8 +34,14 @@ html_math_renderer = "mathml"
 nitpicky = True
 # There are no inventories of other projects, because the site is built without a network.
 nitpick_ignore_regex = [
-    ("py:.*", r"(torch|np|numpy|nn|Tensor|pathlib|collections|contextlib|typing|Path|pandas|matplotlib)(\..*)?"),
-    ("py:.*", r"(Any|Callable|Iterable|Iterator|Mapping|Sequence|Server|Client|Ledger|[A-Z]|Tree|Model|Carry|Item)"),
+    (
+        "py:.*",
+        r"(torch|np|numpy|nn|Tensor|pathlib|collections|contextlib|typing|Path|pandas|matplotlib|DataFrame|Figure)(\..*)?",
+    ),
+    (
+        "py:.*",
+        r"(Any|Callable|Iterable|Iterator|Mapping|Sequence|Server|Client|Ledger|[A-Z]|Tree|Model|Carry|Item|Amount)",
+    ),
     ("py:class", r"fedslr\.[a-z_]+\..*"),
 ]
 

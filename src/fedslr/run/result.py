@@ -61,7 +61,7 @@ class Result(TrainedModels):
 
     @property
     def headline(self) -> Headline:
-        """The metric that stands for the others: its name, its direction and whether it is a share."""
+        """The metric that stands for the others, with its direction."""
         return headline_of(self.summary)
 
     @property
